@@ -1,0 +1,223 @@
+"""The deployment file, `pdrelay.toml`: read, check, say clearly what is wrong."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from pdrelay.cluster.topology import Cluster, Host, Instance, Link, Role
+from pdrelay.cluster.units import parse_address, parse_rate, parse_size, parse_time
+from pdrelay.errors import ConfigError
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The model that the fleet serves. `path` holds tokenizer and weights."""
+
+    name: str
+    path: str
+    revision: str = ""
+    max_model_len: int = 8192
+    dtype: str = "auto"
+
+
+class Gateway(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The OpenAI front end. `cluster` is where it runs."""
+
+    cluster: str
+    listen: str = "127.0.0.1:8000"
+    debug: bool = False  # honour the debug controls of requests
+
+
+class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which placement policy runs, and its parameters."""
+
+    name: Literal["pdd", "cdc_pd", "idc_pd"] = "pdd"
+    hit_threshold: float = 0.95  # H: at or above it a request skips the relay
+    handoff: Literal["one_shot"] = "one_shot"
+    relay_max_tokens: int = 1024  # a relayed request is pressed to move on after this many tokens ...
+    relay_max_time: str = "120s"  # ... or this time
+
+
+class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Directory made by `pdrelay certs`: `ca.pem` and `<part>.pem`, `<part>.key` for each part."""
+
+    directory: str
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole deployment. Relative paths are relative to the file."""
+
+    model: Model
+    gateway: Gateway
+    tls: Tls
+    fleet_key_file: str
+    policy: PolicySettings = PolicySettings()
+    cluster: list[Cluster]
+    host: list[Host]
+    instance: list[Instance]
+    link: list[Link] = []
+
+    def host_named(self, name: str) -> Host:
+        """The host called `name`. Raises ConfigError."""
+        return _named(self.host, name, "host")
+
+    def instance_named(self, name: str) -> Instance:
+        """The instance called `name`. Raises ConfigError."""
+        return _named(self.instance, name, "instance")
+
+    def link_between(self, source: str, target: str) -> Link | None:
+        """The link from cluster `source` to cluster `target`."""
+        return next((link for link in self.link if (link.source, link.target) == (source, target)), None)
+
+
+def load(path: Path) -> Deployment:
+    """Reads and checks a deployment file. Raises ConfigError naming file, key, what was found and what is expected."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    try:
+        deployment = msgspec.convert(raw, Deployment)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_explain(raw, str(error))}") from error
+    for key, found, expected in _problems(deployment):
+        raise ConfigError(f"{path}: {key}: found {found}, expected {expected}")
+    return msgspec.convert(_absolute(raw, path.resolve().parent), Deployment)
+
+
+_PATH_KEYS = {("model", "path"), ("tls", "directory"), ("host", "socket"), ("instance", "profile")}
+
+
+def _absolute(raw: dict[str, object], base: Path) -> dict[str, object]:
+    def fix(table: str, entry: dict[str, object]) -> dict[str, object]:
+        return {
+            key: str(base / str(value)) if (table, key) in _PATH_KEYS and value else value
+            for key, value in entry.items()
+        }
+
+    fixed: dict[str, object] = {}
+    for table, value in raw.items():
+        if isinstance(value, dict):
+            fixed[table] = fix(table, value)
+        elif isinstance(value, list):
+            fixed[table] = [fix(table, entry) for entry in value]
+        else:
+            fixed[table] = str(base / str(value)) if table == "fleet_key_file" else value
+    return fixed
+
+
+_ERROR = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+
+
+def _explain(raw: object, message: str) -> str:
+    """Turns msgspec's message into `key: found ..., expected ...`."""
+    match = _ERROR.fullmatch(message)
+    assert match is not None
+    what, path = match["what"], (match["path"] or "").lstrip(".")
+    if "unknown field" in what or "missing required field" in what:
+        field = what.rsplit("`", 2)[1]
+        key = f"{path}.{field}" if path else field
+        return (
+            f"{key}: found a key that nothing reads, expected it to be absent or spelt otherwise"
+            if ("unknown" in what)
+            else f"{key}: found nothing, expected a value (the key is required)"
+        )
+    expected = re.sub(r", got .*", "", what).removeprefix("Expected ").replace("`", "")
+    return f"{path or 'file'}: found {_lookup(raw, path)!r}, expected {expected}"
+
+
+def _lookup(raw: object, path: str) -> object:
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+        try:
+            raw = raw[int(index)] if index else raw[name]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return raw
+
+
+Problem = tuple[str, object, str]
+
+
+def _problems(deployment: Deployment) -> Iterable[Problem]:
+    """Everything that types alone do not say, first come first told."""
+    clusters = {cluster.name for cluster in deployment.cluster}
+    hosts = {host.name: host for host in deployment.host}
+    yield from _duplicates("cluster", [c.name for c in deployment.cluster])
+    yield from _duplicates("host", [h.name for h in deployment.host])
+    yield from _duplicates("instance", [i.name for i in deployment.instance])
+    yield from _references(deployment, clusters, set(hosts))
+    yield from _quantities(deployment)
+    for index, instance in enumerate(deployment.instance):
+        if not instance.roles:
+            yield f"instance[{index}].roles", "[]", f"some of {', '.join(role.value for role in Role)}"
+        if not instance.ranks:
+            yield f"instance[{index}].ranks", "[]", "at least one rank"
+        if instance.ranks and hosts[instance.host].cluster != instance.cluster:
+            yield f"instance[{index}].ranks[0].host", repr(instance.host), f"a host of {instance.cluster}"
+        if instance.engine == "emulated" and not instance.profile:
+            yield f"instance[{index}].profile", "nothing", "the profile file of an emulated engine"
+    if not 0 <= deployment.policy.hit_threshold <= 1:
+        yield "policy.hit_threshold", deployment.policy.hit_threshold, "a number from 0 to 1"
+
+
+def _duplicates(table: str, names: list[str]) -> Iterable[Problem]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield f"{table}[{index}].name", repr(name), "a name that no other has"
+
+
+def _references(deployment: Deployment, clusters: set[str], hosts: set[str]) -> Iterable[Problem]:
+    named = [("gateway.cluster", deployment.gateway.cluster, clusters)]
+    named += [(f"host[{i}].cluster", host.cluster, clusters) for i, host in enumerate(deployment.host)]
+    for i, instance in enumerate(deployment.instance):
+        named.append((f"instance[{i}].cluster", instance.cluster, clusters))
+        named += [(f"instance[{i}].ranks[{j}].host", r.host, hosts) for j, r in enumerate(instance.ranks)]
+    for i, link in enumerate(deployment.link):
+        named += [(f"link[{i}].source", link.source, clusters), (f"link[{i}].target", link.target, clusters)]
+        named += [(f"link[{i}].{kind}.{host}", host, hosts) for kind in ("control", "bulk")
+                  for host in getattr(link, kind)]  # fmt: skip
+    for key, value, known in named:
+        if value not in known:
+            yield key, repr(value), f"one of {', '.join(sorted(known)) or '(none is defined)'}"
+
+
+def _quantities(deployment: Deployment) -> Iterable[Problem]:
+    checks: list[tuple[str, str, Callable[[str], object]]] = [
+        ("gateway.listen", deployment.gateway.listen, parse_address),
+        ("policy.relay_max_time", deployment.policy.relay_max_time, parse_time),
+    ]
+    for i, host in enumerate(deployment.host):
+        checks += [(f"host[{i}].listen", host.listen, parse_address), (f"host[{i}].arena", host.arena, parse_size)]
+        checks += [(f"host[{i}].{key}", getattr(host, key), parse_address) for key in ("address", "metrics")
+                   if getattr(host, key)]  # fmt: skip
+    for i, instance in enumerate(deployment.instance):
+        checks.append((f"instance[{i}].listen", instance.listen, parse_address))
+        if instance.address:
+            checks.append((f"instance[{i}].address", instance.address, parse_address))
+    for i, link in enumerate(deployment.link):
+        checks += [(f"link[{i}].rate", link.rate, parse_rate), (f"link[{i}].rtt", link.rtt, parse_time)]
+        checks += [(f"link[{i}].{kind}.{host}", address, parse_address) for kind in ("control", "bulk")
+                   for host, address in getattr(link, kind).items()]  # fmt: skip
+    for key, value, parse in checks:
+        try:
+            parse(value)
+        except ValueError as error:
+            expected, _, found = str(error).removeprefix("expected ").rpartition(", got ")
+            yield key, found, expected
+
+
+Named = TypeVar("Named", Host, Instance)
+
+
+def _named(items: list[Named], name: str, kind: str) -> Named:
+    for item in items:
+        if item.name == name:
+            return item
+    raise ConfigError(f"{kind}: found {name!r}, expected one of {', '.join(item.name for item in items)}")

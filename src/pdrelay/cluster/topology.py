@@ -1,0 +1,88 @@
+"""What a deployment is made of: clusters, hosts, instances with ranks, links.
+
+A cluster is one datacenter or pool of like hardware. A host is one machine with one depot. An instance is one model
+replica; it may span hosts and has ranks. Every rank talks to its host's depot. A data-parallel rank has a scheduler
+and prefix cache of its own and is the unit that requests are placed on.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Literal
+
+import msgspec
+
+
+class Role(enum.Enum):
+    """What the gateway routes to an instance; an instance may serve several roles."""
+
+    PREFILL = "prefill"
+    RELAY = "relay"
+    DECODE = "decode"
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rank of an instance: the process that holds one shard on one host."""
+
+    host: str
+    tensor: int = 0
+    pipeline: int = 0
+    data: int = 0
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One datacenter or pool of like hardware."""
+
+    name: str
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One machine and its depot.
+
+    `listen` is the depot's TLS address for other depots and for the gateway; `address` is where the gateway reaches
+    it (default: `listen`); `metrics` serves Prometheus text over plain HTTP.
+    """
+
+    name: str
+    cluster: str
+    socket: str  # Unix socket for the engines of this host
+    listen: str
+    address: str = ""
+    metrics: str = ""
+    arena: str = "1GiB"  # budget of the arena
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model replica. `listen` is where its API server listens, `address` where the gateway reaches it."""
+
+    name: str
+    cluster: str
+    roles: list[Role]
+    ranks: list[Rank]
+    listen: str
+    address: str = ""
+    engine: Literal["vllm", "emulated"] = "vllm"
+    profile: str = ""  # emulated engines: path of the profile file
+    args: list[str] = []  # further arguments of the engine's command line
+    env: dict[str, str] = {}
+
+    @property
+    def host(self) -> str:
+        """The host of rank 0, whose API server the gateway talks to."""
+        return self.ranks[0].host
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The line from cluster `source` to cluster `target`.
+
+    `control` and `bulk` say where hosts of `source` reach each host of `target`, by host name, when that is not its
+    `listen` address; control connections carry token ids, offers and answers ahead of the bulk connections' KV.
+    """
+
+    source: str
+    target: str
+    rate: str = "10gbit"
+    rtt: str = "1ms"
+    connections: int = 4
+    control: dict[str, str] = {}
+    bulk: dict[str, str] = {}

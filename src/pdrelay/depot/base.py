@@ -1,0 +1,216 @@
+"""The seams of the depot: what engines, the gateway and other depots may ask of it.
+
+A depot owns a shared-memory arena of KV pages, their index, the leases on them and the links to other depots. All
+traffic is "make these names exist there". The in-memory twins in `depot/memory.py` keep the same contracts.
+
+Life of a page: *absent* -> *reserved* (one writer: an engine or an incoming transfer) -> *complete* (all parts
+are there) -> evicted, least recently used first, once nothing pins it. A writer that goes away before the page is
+complete makes it absent again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+
+class PageKind(enum.Enum):
+    """Prefix pages are whole and reusable; transfer pages are a prompt's tail, dropped when nothing pins them."""
+
+    PREFIX = "prefix"
+    TRANSFER = "transfer"
+
+
+class Part(NamedTuple):
+    """One finished part of a page: its bytes are in the arena at `offset + part * part_bytes`."""
+
+    name: bytes
+    part: int  # layer * shards + shard
+    checksum: int  # xxh3_64 of the part's bytes
+
+
+class EngineDepot(Protocol):
+    """What an engine's connector asks of the depot of its host. Blocking, thread-safe, a local round trip each.
+
+    `owner` names who holds leases and reservations, one a request; all that an owner holds ends with `release`,
+    and all owners of a connection end when it closes. Every call raises DepotUnavailableError when the depot is gone.
+    """
+
+    @property
+    def arena(self) -> memoryview:
+        """The writable shared arena."""
+        ...
+
+    @property
+    def fleet_key(self) -> bytes:
+        """Key of the page names."""
+        ...
+
+    def match(self, names: Sequence[bytes]) -> int:
+        """How many leading `names` are complete here."""
+        ...
+
+    def lease(self, owner: str, names: Sequence[bytes]) -> list[int]:
+        """Pins the leading complete pages of `names` for reading; their byte offsets in the arena."""
+        ...
+
+    def reserve(self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind]) -> list[int | None]:
+        """Makes `owner` the writer of each absent page; its byte offset, None for pages that are reserved or complete.
+
+        All or nothing: raises ArenaFullError, and reserves none, when they do not all fit.
+        """
+        ...
+
+    def publish(self, owner: str, parts: Sequence[Part]) -> None:
+        """Says that these parts are written. Does not wait for an answer; parts stream on from here at once."""
+        ...
+
+    def release(self, owner: str) -> None:
+        """Ends the leases of `owner` and drops its reserved pages that are not complete."""
+        ...
+
+    def report_held(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """Tells which prefix pages entered and left this engine's own KV cache. Does not wait for an answer."""
+        ...
+
+    def close(self) -> None:
+        """Ends the connection and all its owners."""
+        ...
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish: these names shall exist at depot `to`, pages that are still to be produced included.
+
+    While the transfer lives its names are pinned at both ends as they become complete.
+    """
+
+    xfer: str
+    names: list[bytes]  # in token order
+    tail: bool = False  # the last name is a transfer page
+    to: str | None = None  # depot; None only pins the names here
+    addressee: str = ""  # engine that will load them; what its own cache holds is not sent
+
+
+class Offered(msgspec.Struct, frozen=True, tag="offered"):
+    """The far depot answered the offer: it (or the addressee's cache) holds `have` of the names."""
+
+    xfer: str
+    have: int
+
+
+class Delivered(msgspec.Struct, frozen=True, tag="delivered"):
+    """All names are complete at the far depot."""
+
+    xfer: str
+
+
+class Stalled(msgspec.Struct, frozen=True, tag="stalled"):
+    """Wanted pages lost their writer and nobody produces them now; another prefill would."""
+
+    xfer: str
+    names: list[bytes]
+
+
+class LinkState(msgspec.Struct, frozen=True, tag="link"):
+    """The link to depot `to` came up or went down."""
+
+    to: str
+    up: bool
+    detail: str = ""
+
+
+class Stored(msgspec.Struct, frozen=True, tag="stored"):
+    """Pages became available at `holder`: a depot's arena or an engine's own cache."""
+
+    holder: str
+    names: list[bytes]
+
+
+class Removed(msgspec.Struct, frozen=True, tag="removed"):
+    """Pages left `holder`."""
+
+    holder: str
+    names: list[bytes]
+
+
+class Forgotten(msgspec.Struct, frozen=True, tag="forgotten"):
+    """All that was known of `holder` is void (it restarted or went away)."""
+
+    holder: str
+
+
+DepotEvent = Offered | Delivered | Stalled | LinkState | Stored | Removed | Forgotten
+
+
+class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a transfer cost so far, in payload bytes."""
+
+    sent: int = 0
+    saved: int = 0  # bytes of names that the far side held already
+    pages: int = 0
+    delivered: bool = False
+
+
+class DepotStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters that must return to their start when all requests have ended: leases, reservations, transfers."""
+
+    pages: int
+    reserved: int  # pages with a writer
+    pinned: int  # pages with a lease
+    leases: int  # owners that hold something
+    transfers: int
+    used_bytes: int
+    capacity_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    corrupt_parts: int
+    evicted_pages: int
+    reserve_waits: int  # reservations refused for want of room
+
+
+class DepotControl(Protocol):
+    """What the gateway, and the engine's endpoint plug-in, ask of a depot. Asynchronous.
+
+    Every call raises DepotUnavailableError when the depot is gone; the client reconnects by itself.
+    """
+
+    @property
+    def fleet_key(self) -> bytes:
+        """Key of the page names."""
+        ...
+
+    async def wait(self, names: Sequence[bytes], engine: str = "") -> None:
+        """Returns once each name is complete in the arena or in `engine`'s own cache. Cancel to stop waiting."""
+        ...
+
+    async def transfer(self, transfer: Transfer) -> None:
+        """Starts a transfer; its progress comes as events."""
+        ...
+
+    async def demote(self, xfer: str) -> None:
+        """Lets the transfer finish at low priority, without its tail, and end by itself when all is delivered."""
+        ...
+
+    async def end(self, xfer: str) -> TransferStats:
+        """Ends the transfer at both ends and unpins its names. Unknown ids are not an error."""
+        ...
+
+    async def transfer_stats(self, xfer: str) -> TransferStats:
+        """What the transfer cost so far."""
+        ...
+
+    async def stats(self) -> DepotStats:
+        """The depot's counters."""
+        ...
+
+    def events(self) -> AsyncIterator[DepotEvent]:
+        """All events from now on, opened by the present holdings as `Stored`; after a reconnect they come anew,
+        preceded by `Forgotten` for every holder of this depot."""
+        ...
+
+    async def aclose(self) -> None:
+        """Ends the connection; transfers that it started end too, but for demoted ones."""
+        ...

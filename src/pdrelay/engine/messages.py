@@ -1,0 +1,169 @@
+"""The session protocol between gateway and engine: msgpack over one WebSocket at `/inference/pdrelay/sessions`.
+
+One connection carries all sessions of a gateway process with an engine. Every frame is a msgpack array of messages;
+an engine sends what one of its steps produced for all sessions in one frame. A session is one live request:
+
+    Open -> Opened -> (Extend -> Extended)* -> Takeover -> Tokens* -> Finished
+    Open(mode=prefill) -> Tokens(index 0) -> Finished
+
+The gateway may send Takeover before Opened came; the engine keeps at most one chunk outstanding. `Abort`, or the end
+of the connection, ends a session at any time and frees all it holds. `Failed` ends it from the engine's side.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PATH = "/inference/pdrelay/sessions"
+VERSION = 1
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters with vLLM's names and meaning. Token counts are over the whole output, relay's part included.
+
+    Stop *strings* are the gateway's matter: it owns the detokenised stream.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+
+
+class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", omit_defaults=True):
+    """Starts a session.
+
+    `prefill` computes the prompt, publishes its pages (tail included) to the host's depot and samples token 0.
+    `decode` waits until `await_names` are complete at the host's depot, loads what the engine's own cache lacks, and
+    is then `Opened`: prompt and `eager` computed, nothing emitted yet.
+    """
+
+    sid: str
+    mode: Literal["prefill", "decode"]
+    prompt: list[int]
+    sampling: Sampling
+    await_names: list[bytes] = []
+    eager: list[int] = []  # output tokens known at open
+    cache_salt: str = ""
+
+
+class Extend(msgspec.Struct, frozen=True, tag="extend"):
+    """Computes the KV of `ids`, output tokens that another engine made and that follow the known ones."""
+
+    sid: str
+    ids: list[int]
+
+
+class Takeover(msgspec.Struct, frozen=True, tag="takeover"):
+    """As Extend, and goes on decoding from there until a stop condition. The session's last chunk."""
+
+    sid: str
+    ids: list[int]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Ends the session; nothing more comes for it."""
+
+    sid: str
+
+
+ToEngine = Open | Extend | Takeover | Abort
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """The engine's first message on a connection."""
+
+    version: int
+    instance: str
+    epoch: str  # new at every start of the engine
+    model: str
+    max_model_len: int
+    max_num_seqs: int
+    page_tokens: int
+    page_bytes: int
+    model_scope: tuple[str, str]  # model and revision as they enter page names
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """Sent about once a second: what the engine is doing."""
+
+    running: int
+    waiting: int
+    kv_usage: float  # 0 to 1
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
+    """Prompt and eager tokens are computed. Durations are in seconds since the engine read `Open`."""
+
+    sid: str
+    cached_tokens: int  # found in the engine's own cache
+    loaded_tokens: int  # loaded from the depot
+    pages_ready: float  # when `await_names` were complete
+    ready: float
+    prediction: int  # the engine's own next token, never emitted
+
+
+class Extended(msgspec.Struct, frozen=True, tag="extended"):
+    """The chunk is computed."""
+
+    sid: str
+    computed: int  # output tokens whose KV is computed
+    prediction: int  # the engine's own next token, never emitted
+
+
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """Output tokens `index`, `index + 1`, ..."""
+
+    sid: str
+    index: int
+    ids: list[int]
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_defaults=True):
+    """The natural end. After prefill `reason` is None unless token 0 already ended the request."""
+
+    sid: str
+    reason: Literal["stop", "length"] | None
+    stop_reason: int | None = None  # the stop token, unless it was the model's EOS
+    cached_tokens: int = 0  # prefill: found in the engine's cache or loaded from the depot
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The session ended because of an error. `status` is HTTP's, 400 for a bad request and 5xx for the engine's own."""
+
+    sid: str
+    status: int
+    message: str
+
+
+FromEngine = Hello | Load | Opened | Extended | Tokens | Finished | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(list[ToEngine])
+_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
+
+
+def encode(messages: list[ToEngine] | list[FromEngine]) -> bytes:
+    """One frame."""
+    return _encoder.encode(messages)
+
+
+def decode_to_engine(frame: bytes) -> list[ToEngine]:
+    """Messages of a gateway's frame. Raises msgspec.ValidationError."""
+    return _to_engine.decode(frame)
+
+
+def decode_from_engine(frame: bytes) -> list[FromEngine]:
+    """Messages of an engine's frame. Raises msgspec.ValidationError."""
+    return _from_engine.decode(frame)

@@ -1,0 +1,90 @@
+"""What a policy sees and what it decides.
+
+Policies are pure: no I/O, no clock, no randomness; `(state, snapshot, now) -> (state, decision)`. What a policy must
+remember is in the state it returns, so the gateway and the simulator run the same objects.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+from pdrelay.cluster.topology import Role
+
+
+class Pipeline(enum.Enum):
+    """The engines that a request passes."""
+
+    P_MD = "p_md"  # prefill, then main decode in the other datacenter
+    P_RLD_MD = "p_rld_md"  # prefill, relay decode beside it, then main decode
+    P_D = "p_d"  # prefill and decode in one datacenter (the idc_pd baseline)
+
+
+class InstanceView(NamedTuple):
+    """An instance as a policy sees it."""
+
+    name: str
+    cluster: str
+    roles: frozenset[Role]
+    healthy: bool
+    detail: str = ""  # why it is not healthy
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0  # 0 to 1
+
+
+class LinkView(NamedTuple):
+    """The line between two clusters."""
+
+    rate: float  # bytes per second
+    rtt: float  # seconds
+    queued: int = 0  # bytes offered and not yet delivered
+    up: bool = True
+
+
+class Snapshot(NamedTuple):
+    """The deployment at one moment."""
+
+    instances: tuple[InstanceView, ...]
+    links: Mapping[tuple[str, str], LinkView]  # by (from, to) cluster
+
+
+class RequestView(NamedTuple):
+    """A request as a policy sees it. `held` maps an instance to the prompt tokens that it or its depot holds."""
+
+    prompt_tokens: int
+    max_tokens: int
+    held: Mapping[str, int]
+    bytes_per_token: float
+    forced: Pipeline | None = None  # debug control
+
+    def hit_rate(self, instance: str) -> float:
+        """Share of the prompt that `instance` or its depot holds."""
+        return self.held.get(instance, 0) / self.prompt_tokens
+
+
+class Placement(NamedTuple):
+    """Where a request runs, and why."""
+
+    pipeline: Pipeline
+    prefill: str
+    relay: str | None
+    main: str
+    hit_rate: float
+    reason: str
+
+
+State = TypeVar("State")
+
+
+class PlacementPolicy(Protocol[State]):
+    """Places requests."""
+
+    def initial(self) -> State:
+        """The state before the first request."""
+        ...
+
+    def place(self, state: State, request: RequestView, snapshot: Snapshot, now: float) -> tuple[State, Placement]:
+        """Places one request. Raises PlacementError naming what is down."""
+        ...
