@@ -1,0 +1,137 @@
+"""The seam between the OpenAI front end and the request life behind it.
+
+The front end (`gateway/app.py` and beside it) speaks HTTP, text and JSON; a `Generator` speaks token ids. The real one
+is `gateway/coordinator.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from pdrelay.engine.messages import Sampling
+from pdrelay.policy.base import Pipeline
+
+
+class Tier(enum.Enum):
+    """The kind of engine that made a token."""
+
+    PREFILL = "prefill"
+    RELAY = "relay"
+    MAIN = "main"
+
+
+class DebugControls(NamedTuple):
+    """Force the path and the seam of one request; honoured only in debug mode."""
+
+    pipeline: Pipeline | None = None
+    handoff_mode: Literal["one_shot", "catch_up"] | None = None
+    handoff_at: int | None = None  # first index that main decode emits
+
+
+class GenerationRequest(NamedTuple):
+    """One request, in token ids."""
+
+    request_id: str
+    arrival: float  # time.monotonic() when the first byte was read
+    prompt: list[int]
+    sampling: Sampling
+    cache_salt: str = ""
+    debug: DebugControls = DebugControls()
+
+
+class TokenBatch(NamedTuple):
+    """Output tokens in order, each index once (INV-STREAM-1)."""
+
+    index: int  # of the first
+    ids: list[int]
+    tier: Tier
+
+
+class Finish(NamedTuple):
+    """How the output ended."""
+
+    reason: Literal["stop", "length"]
+    stop_reason: int | None  # the stop token, unless it was the model's EOS
+    cached_tokens: int  # prompt tokens that prefill did not compute
+
+
+class Trace(msgspec.Struct, kw_only=True):
+    """What happened to one request. Times are in seconds since arrival, None for what did not happen."""
+
+    pipeline: str
+    prefill_instance: str
+    relay_instance: str | None
+    main_instance: str
+    hit_rate: float
+    wan_bytes: int = 0
+    wan_bytes_saved: int = 0
+    prefill_tokens: int = 0
+    relay_tokens: int = 0
+    main_tokens: int = 0
+    handoff_index: int | None = None
+    handoff_mode: str | None = None
+    token_ids: list[int] = []
+    prefill_done: float | None = None
+    first_token: float | None = None
+    second_token: float | None = None
+    kv_ready: float | None = None
+    handoff_start: float | None = None
+    handoff_done: float | None = None
+    finished: float | None = None
+
+
+class TokenStream(Protocol):
+    """The running output of one request. Iterate once, then always `aclose`."""
+
+    def __aiter__(self) -> AsyncIterator[TokenBatch]:
+        """Batches until the natural end. Raises PlacementError, EngineRejectedError, EngineUnavailableError."""
+        ...
+
+    @property
+    def finish(self) -> Finish | None:
+        """How it ended; None before the natural end, and when the caller stopped it."""
+        ...
+
+    async def trace(self) -> Trace:
+        """What happened so far."""
+        ...
+
+    async def aclose(self) -> None:
+        """Ends every leg and lease of the request. Idempotent; safe at any moment."""
+        ...
+
+
+class InstanceState(NamedTuple):
+    """One line of `/health`."""
+
+    instance: str
+    cluster: str
+    roles: list[str]
+    healthy: bool
+    detail: str
+
+
+class Generator(Protocol):
+    """Runs requests through prefill, relay and main decode."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt plus output tokens that the engines take."""
+        ...
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt whose pages fit into every depot."""
+        ...
+
+    def generate(self, request: GenerationRequest) -> TokenStream:
+        """Starts one request. Raises PlacementError at once when a role has no healthy instance."""
+        ...
+
+    def health(self) -> list[InstanceState]:
+        """All instances."""
+        ...
