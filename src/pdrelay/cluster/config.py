@@ -6,9 +6,10 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from pdrelay.cluster.topology import Cluster, Host, Instance, Link, Role
 from pdrelay.cluster.units import parse_address, parse_rate, parse_size, parse_time
@@ -122,19 +123,29 @@ def _explain(raw: object, message: str) -> str:
     assert match is not None
     what, path = match["what"], (match["path"] or "").lstrip(".")
     if "unknown field" in what or "missing required field" in what:
-        field = what.rsplit("`", 2)[1]
-        key = f"{path}.{field}" if path else field
-        return (
-            f"{key}: found a key that nothing reads, expected it to be absent or spelt otherwise"
-            if ("unknown" in what)
-            else f"{key}: found nothing, expected a value (the key is required)"
-        )
-    expected = re.sub(r", got .*", "", what).removeprefix("Expected ").replace("`", "")
+        key = ".".join(filter(None, (path, what.rsplit("`", 2)[1])))
+        if "unknown" in what:
+            return f"{key}: found a key that nothing reads, expected no such key (is it misspelt?)"
+        return f"{key}: found nothing, expected a value (the key is required)"
+    expected = what.partition(", got ")[0].removeprefix("Expected ").replace("`", "")
+    if "Invalid enum value" in what:
+        expected = "one of " + ", ".join(_allowed(path))
     return f"{path or 'file'}: found {_lookup(raw, path)!r}, expected {expected}"
 
 
+def _allowed(path: str) -> list[str]:
+    """The values that the choice at `path` allows."""
+    kind: Any = msgspec.inspect.type_info(Deployment)
+    for name, _ in _STEP.findall(path):
+        kind = next(f.type for f in kind.fields if f.name == name) if name else kind.item_type
+    return [str(value) for value in (kind.values if hasattr(kind, "values") else [m.value for m in kind.cls])]
+
+
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+
+
 def _lookup(raw: object, path: str) -> object:
-    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+    for name, index in _STEP.findall(path):
         try:
             raw = raw[int(index)] if index else raw[name]  # type: ignore[index]
         except (KeyError, IndexError, TypeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -43,7 +44,8 @@ class GenerationRequest(NamedTuple):
     debug: DebugControls = DebugControls()
 
 
-class TokenBatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
     """Output tokens in order, each index once (INV-STREAM-1)."""
 
     index: int  # of the first

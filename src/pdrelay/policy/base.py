@@ -40,7 +40,7 @@ class LinkView(NamedTuple):
     rate: float  # bytes per second
     rtt: float  # seconds
     queued: int = 0  # bytes offered and not yet delivered
-    up: bool = True
+    down: str = ""  # why it carries nothing now; empty while it works
 
 
 class Snapshot(NamedTuple):
@@ -48,6 +48,11 @@ class Snapshot(NamedTuple):
 
     instances: tuple[InstanceView, ...]
     links: Mapping[tuple[str, str], LinkView]  # by (from, to) cluster
+
+    def line_trouble(self, source: str, target: str) -> str:
+        """Why nothing gets from cluster `source` to cluster `target` now; empty when it does."""
+        link = self.links.get((source, target))
+        return link.down if link else ""
 
 
 class RequestView(NamedTuple):

@@ -1,0 +1,193 @@
+"""Places requests and runs them: the real `Generator`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from pdrelay.cluster.config import Deployment
+from pdrelay.cluster.topology import Instance, Role
+from pdrelay.cluster.units import parse_rate, parse_size, parse_time
+from pdrelay.depot.base import DepotControl, Forgotten, LinkState, Removed, Stalled, Stored
+from pdrelay.engine.base import Engine
+from pdrelay.engine.messages import Hello
+from pdrelay.errors import PlacementError
+from pdrelay.gateway.base import GenerationRequest, InstanceState
+from pdrelay.gateway.index import PageIndex
+from pdrelay.gateway.legs import Notice
+from pdrelay.gateway.request import RequestRun, Route
+from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
+from pdrelay.policy.base import InstanceView, LinkView, Placement, RequestView, Snapshot
+from pdrelay.policy.handoff import RelayBound
+from pdrelay.policy.placement import policy_named
+
+
+class Coordinator:
+    """All requests of one gateway process."""
+
+    def __init__(
+        self, deployment: Deployment, engines: Mapping[str, Engine], depots: Mapping[str, DepotControl]
+    ) -> None:
+        """`engines` by instance name, `depots` by host name."""
+        self._deployment, self._engines, self._depots = deployment, engines, depots
+        self._instances = {instance.name: instance for instance in deployment.instance}
+        self._policy = policy_named(deployment.policy.name, deployment.policy.hit_threshold)
+        self._policy_state = self._policy.initial()
+        self._index = PageIndex()
+        self._lines_down: dict[tuple[str, str], str] = {}  # by (from, to) host: why
+        self._running: dict[str, RequestRun] = {}
+        settings = deployment.policy
+        self._bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
+        self._listeners = [asyncio.create_task(self._listen(host, depot)) for host, depot in depots.items()]
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together, the least of all engines that are known."""
+        known = [hello.max_model_len for hello in self._hellos()]
+        return min(known, default=self._deployment.model.max_model_len)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt whose pages fit into every depot's arena."""
+        hellos = self._hellos()
+        if not hellos:
+            return self._deployment.model.max_model_len
+        smallest = min(parse_size(host.arena) for host in self._deployment.host)
+        return min(smallest // hello.page_bytes * hello.page_tokens for hello in hellos)
+
+    def generate(self, request: GenerationRequest) -> RequestRun:
+        """Places one request. Raises PlacementError naming what is down."""
+        snapshot = self._snapshot()
+        pages = self._name_pages(request)
+        held = {name: self._held_tokens(name, pages) for name in self._instances}
+        hello = self._hellos()[0]
+        view = RequestView(
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.sampling.max_tokens,
+            held=held,
+            bytes_per_token=hello.page_bytes / hello.page_tokens,
+            forced=request.debug.pipeline,
+        )
+        self._policy_state, placement = self._policy.place(self._policy_state, view, snapshot, time.monotonic())
+
+        def forget() -> None:
+            self._running.pop(request.request_id, None)
+
+        run = RequestRun(request, pages, self._route(placement), on_close=forget)
+        self._running[request.request_id] = run
+        return run
+
+    def health(self) -> list[InstanceState]:
+        """All instances."""
+        return [
+            InstanceState(view.name, view.cluster, sorted(role.value for role in view.roles), view.healthy, view.detail)
+            for view in self._snapshot().instances
+        ]
+
+    async def aclose(self) -> None:
+        """Ends all requests and connections."""
+        for run in list(self._running.values()):
+            await run.aclose()
+        for task in self._listeners:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        for engine in self._engines.values():
+            await engine.aclose()
+        for depot in self._depots.values():
+            await depot.aclose()
+
+    # ---- placement ----
+
+    def _hellos(self) -> list[Hello]:
+        return [engine.status.hello for engine in self._engines.values() if engine.status.hello]
+
+    def _name_pages(self, request: GenerationRequest) -> PromptPages:
+        hellos = self._hellos()
+        if not hellos:
+            details = ", ".join(f"{state.instance}: {state.detail}" for state in self.health())
+            raise PlacementError(f"no engine has been reached yet ({details})")
+        depot = next(iter(self._depots.values()))
+        scope = Scope(*hellos[0].model_scope, cache_salt=request.cache_salt)
+        return prompt_pages(request.prompt, hellos[0].page_tokens, root(scope, depot.fleet_key), depot.fleet_key)
+
+    def _held_tokens(self, instance: str, pages: PromptPages) -> int:
+        host = self._instances[instance].host
+        return pages.tokens_in(self._index.leading(pages.names, host, instance))
+
+    def _snapshot(self) -> Snapshot:
+        instances = tuple(self._view(instance) for instance in self._deployment.instance)
+        links = {
+            (link.source, link.target): LinkView(
+                parse_rate(link.rate), parse_time(link.rtt), down=self._line_trouble(link.source, link.target)
+            )
+            for link in self._deployment.link
+        }
+        return Snapshot(instances, links)
+
+    def _line_trouble(self, source: str, target: str) -> str:
+        """Why no host of cluster `source` reaches one of `target`; empty while some does."""
+        hosts = {host.name: host.cluster for host in self._deployment.host}
+        pairs = [(a, b) for a in hosts for b in hosts if (hosts[a], hosts[b]) == (source, target)]
+        reasons = [self._lines_down.get(pair, "") for pair in pairs]
+        return reasons[0] if reasons and all(reasons) else ""
+
+    def _view(self, instance: Instance) -> InstanceView:
+        status = self._engines[instance.name].status
+        load = status.load
+        return InstanceView(
+            name=instance.name,
+            cluster=instance.cluster,
+            roles=frozenset(instance.roles),
+            healthy=status.healthy,
+            detail=status.detail,
+            running=load.running if load else 0,
+            waiting=load.waiting if load else 0,
+            kv_usage=load.kv_usage if load else 0.0,
+        )
+
+    def _route(self, placement: Placement) -> Route:
+        prefill, main = self._instances[placement.prefill], self._instances[placement.main]
+        spare = placement.relay or self._spare_relay(prefill.cluster)
+        return Route(
+            placement=placement,
+            prefill=self._engines[prefill.name],
+            relay=self._engines[spare] if spare else None,
+            main=self._engines[main.name],
+            depot=self._depots[prefill.host],
+            main_depot=main.host if main.host != prefill.host else None,
+            bound=self._bound,
+        )
+
+    def _spare_relay(self, cluster: str) -> str | None:
+        """A relay that can rescue a request of `cluster`; the baselines have none."""
+        if self._deployment.policy.name != "pdd":
+            return None
+        able = [i.name for i in self._instances.values() if i.cluster == cluster and Role.RELAY in i.roles]
+        return next((name for name in able if self._engines[name].status.healthy), None)
+
+    # ---- events of the depots ----
+
+    async def _listen(self, host: str, depot: DepotControl) -> None:
+        async for event in depot.events():
+            match event:
+                case Stored() | Removed() | Forgotten():
+                    self._index.apply(event)
+                case LinkState(to, up=True):
+                    self._lines_down.pop((host, to), None)
+                case LinkState(to, up=False, detail=detail):
+                    self._lines_down[host, to] = detail or "no connection"
+                    self._notify_line_down(host, to)
+                case Stalled(xfer):
+                    if run := self._running.get(xfer):
+                        run.notify(Notice.PAGES_LOST)
+                case _:
+                    pass
+
+    def _notify_line_down(self, source: str, target: str) -> None:
+        for run in self._running.values():
+            route = run.route
+            if route.main_depot == target and self._instances[route.placement.prefill].host == source:
+                run.notify(Notice.LINE_DOWN)

@@ -1,0 +1,60 @@
+"""A leg: one session of a request on one engine, with its events merged into the request's queue."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import NamedTuple
+
+from pdrelay.engine.base import Engine, SessionEvent
+from pdrelay.engine.messages import Failed, Finished, Open
+from pdrelay.errors import EngineError
+from pdrelay.gateway.base import Tier
+
+
+class Lost(NamedTuple):
+    """The engine went away in the middle of the session."""
+
+    message: str
+
+
+class Notice(enum.Enum):
+    """What the coordinator tells a running request."""
+
+    LINE_DOWN = "the line to main decode is down"
+    PAGES_LOST = "pages that main decode waits for have neither copy nor writer"
+
+
+class Leg:
+    """One session. Raises EngineUnavailableError when the engine is down at the start."""
+
+    def __init__(self, tier: Tier, engine: Engine, request: Open, inbox: Inbox) -> None:
+        self.tier, self.instance = tier, engine.instance
+        self.opened = False  # prompt computed, ready to extend
+        self.known = 0  # output tokens that the engine was told
+        self.streaming = False  # told to decode
+        self._session = engine.open(request)
+        self._pump = asyncio.create_task(self._deliver(inbox))
+
+    def takeover(self, tokens: list[int]) -> None:
+        """Tells the engine all `tokens` that it does not know yet, and to decode from there."""
+        assert not self.streaming, "INV-HANDOFF-1: a session is told to decode once"
+        self._session.takeover(tokens[self.known :])
+        self.known, self.streaming = len(tokens), True
+
+    def close(self) -> None:
+        """Ends the session; nothing more comes from it."""
+        self._session.abort()
+        self._pump.cancel()
+
+    async def _deliver(self, inbox: Inbox) -> None:
+        try:
+            async for event in self._session.events():
+                inbox.put_nowait((self, event))
+                if isinstance(event, Finished | Failed):
+                    return
+        except EngineError as error:
+            inbox.put_nowait((self, Lost(str(error))))
+
+
+Inbox = asyncio.Queue[tuple[Leg, SessionEvent | Lost] | Notice]

@@ -1,0 +1,343 @@
+"""The life of one request: its legs, its transfer, the handoff, and what happens when a part fails.
+
+Three sessions are opened at once: prefill; the relay's, which waits for pages at the near depot; main decode's, which
+waits for them at the far one. `_advance` looks at what is known and does what can be done next; it runs after every
+event, so the order in which events come does not matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from pdrelay.depot.base import DepotControl, Transfer, TransferStats
+from pdrelay.engine.base import Engine, SessionEvent
+from pdrelay.engine.messages import Failed, Finished, Open, Opened, Tokens
+from pdrelay.errors import DepotUnavailableError, EngineRejectedError, EngineUnavailableError
+from pdrelay.gateway.base import Finish, GenerationRequest, Tier, TokenBatch, Trace
+from pdrelay.gateway.legs import Inbox, Leg, Lost, Notice
+from pdrelay.gateway.splice import Splice
+from pdrelay.kv.names import PromptPages
+from pdrelay.policy.base import Pipeline, Placement
+from pdrelay.policy.handoff import Action, RelayBound, RelayedRequest, one_shot
+
+MAX_RESCUES = 3
+
+
+class Route(NamedTuple):
+    """The parts of the deployment that one request uses."""
+
+    placement: Placement
+    prefill: Engine
+    relay: Engine | None  # the placed relay, or the one that takes over when main decode or the line fails
+    main: Engine
+    depot: DepotControl  # of prefill's host
+    main_depot: str | None  # None when main decode shares prefill's depot
+    bound: RelayBound
+
+
+class RequestRun:
+    """One running request; a TokenStream."""
+
+    def __init__(
+        self, request: GenerationRequest, pages: PromptPages, route: Route, on_close: Callable[[], None]
+    ) -> None:
+        self.request, self.route = request, route
+        self.finish: Finish | None = None
+        self._pages, self._on_close = pages, on_close
+        self._splice = Splice()
+        self._inbox: Inbox = asyncio.Queue()
+        self._prefill: Leg | None = None
+        self._relay: Leg | None = None
+        self._main: Leg | None = None
+        self._handed_off = False
+        self._ending: Leg | None = None  # it delivered the last token, its Finished follows
+        self._relay_since = 0.0
+        self._cached_tokens = 0
+        self._rescues = 0
+        self._transfer_open = False
+        self._stats = TransferStats()
+        self._closed = False
+        placement = route.placement
+        self._trace = Trace(
+            pipeline=placement.pipeline.value,
+            prefill_instance=placement.prefill,
+            relay_instance=placement.relay,
+            main_instance=placement.main,
+            hit_rate=placement.hit_rate,
+        )
+
+    async def __aiter__(self) -> AsyncIterator[TokenBatch]:
+        await self._start()
+        while self.finish is None:
+            batch = self._take(await self._inbox.get())
+            if batch is not None:
+                self._mark_tokens(batch)
+                yield batch
+            await self._advance()
+        self._trace.finished = self._now()
+
+    def notify(self, notice: Notice) -> None:
+        """Tells the request of something outside its legs."""
+        self._inbox.put_nowait(notice)
+
+    async def trace(self) -> Trace:
+        """What happened so far."""
+        if self._transfer_open:
+            try:
+                self._stats = await self.route.depot.transfer_stats(self.request.request_id)
+            except DepotUnavailableError:
+                self._transfer_open = False
+        trace, splice = self._trace, self._splice
+        trace.wan_bytes, trace.wan_bytes_saved = self._stats.sent, self._stats.saved
+        trace.prefill_tokens = splice.made_by[Tier.PREFILL]
+        trace.relay_tokens, trace.main_tokens = splice.made_by[Tier.RELAY], splice.made_by[Tier.MAIN]
+        trace.token_ids = list(splice.tokens)
+        return trace
+
+    async def aclose(self) -> None:
+        """Ends every leg and lease. What a relay finished alone still lands its pages at main decode."""
+        if self._closed:
+            return
+        self._closed = True
+        self._on_close()
+        for leg in (self._prefill, self._relay, self._main):
+            if leg is not None:
+                leg.close()
+        await self._end_transfer(keep_sending=self.finish is not None and not self._main_is_ready())
+
+    # ---- start ----
+
+    async def _start(self) -> None:
+        route = self.route
+        await self._open_transfer()
+        self._prefill = Leg(Tier.PREFILL, route.prefill, self._open(Tier.PREFILL), self._inbox)
+        if route.placement.pipeline is Pipeline.P_RLD_MD:
+            self._open_relay(self._pages.names)
+        if self._relay is None:
+            self._open_main()
+        else:
+            self._open_main_beside_relay()
+
+    def _open_main(self) -> None:
+        self._main = Leg(Tier.MAIN, self.route.main, self._open(Tier.MAIN, self._pages.names), self._inbox)
+
+    def _open_main_beside_relay(self) -> None:
+        with suppress(EngineUnavailableError):  # then the relay finishes the request
+            self._open_main()
+
+    async def _open_transfer(self) -> None:
+        transfer = Transfer(
+            xfer=self.request.request_id,
+            names=list(self._pages.names),
+            tail=self._pages.tail is not None,
+            to=self.route.main_depot,
+            addressee=self.route.placement.main,
+        )
+        self._transfer_open = True  # set first: a cancelled call may have reached the depot
+        try:
+            await self.route.depot.transfer(transfer)
+        except DepotUnavailableError as error:
+            raise EngineUnavailableError(f"the depot beside {self.route.placement.prefill} is down: {error}") from error
+
+    def _open(self, tier: Tier, await_names: tuple[bytes, ...] = ()) -> Open:
+        request = self.request
+        return Open(
+            sid=f"{request.request_id}/{tier.value}{self._rescues or ''}",
+            mode="prefill" if tier is Tier.PREFILL else "decode",
+            prompt=request.prompt,
+            sampling=request.sampling,
+            await_names=list(await_names),
+            cache_salt=request.cache_salt,
+        )
+
+    def _open_relay(self, await_names: tuple[bytes, ...]) -> None:
+        assert self.route.relay is not None
+        self._relay = Leg(Tier.RELAY, self.route.relay, self._open(Tier.RELAY, await_names), self._inbox)
+        self._relay_since = self._now()
+        self._trace.relay_instance = self._relay.instance
+
+    # ---- events ----
+
+    def _take(self, item: tuple[Leg, SessionEvent | Lost] | Notice) -> TokenBatch | None:
+        """Takes in one event; returns the tokens that the user has not seen yet."""
+        if isinstance(item, Notice):
+            self._notified(item)
+            return None
+        leg, event = item
+        if leg not in (self._prefill, self._relay, self._main):
+            return None  # a leg that was given up
+        match event:
+            case Tokens():
+                return self._tokens(leg, event)
+            case Opened():
+                self._opened(leg, event)
+            case Finished():
+                self._finished(leg, event)
+            case Failed(status=status, message=message):
+                self._failed(leg, message, status)
+            case Lost(message):
+                self._failed(leg, f"{leg.instance} is down: {message}", 503)
+        return None
+
+    def _tokens(self, leg: Leg, event: Tokens) -> TokenBatch | None:
+        batch = self._splice.accept(event.index, event.ids, leg.tier, self._limit(leg))
+        if event.last and batch is not None and len(self._splice.tokens) == event.index + len(event.ids):
+            self._ending = leg
+        return batch
+
+    def _limit(self, leg: Leg) -> int | None:
+        return self.request.debug.handoff_at if leg.tier is Tier.RELAY and self._main is not None else None
+
+    def _opened(self, leg: Leg, event: Opened) -> None:
+        leg.opened = True
+        if leg is self._main and self._trace.kv_ready is None:
+            self._trace.kv_ready = self._now() - (event.ready - event.pages_ready)
+
+    def _finished(self, leg: Leg, event: Finished) -> None:
+        if leg is self._prefill:
+            self._prefill = None
+            self._cached_tokens = max(self._cached_tokens, event.cached_tokens)
+        # A repeated prefill samples token 0 again; its reason is not the request's.
+        if event.reason is not None and (leg.streaming or leg is self._ending):
+            self.finish = Finish(event.reason, event.stop_reason, self._cached_tokens)
+
+    # ---- failures ----
+
+    def _failed(self, leg: Leg, message: str, status: int) -> None:
+        """A leg ended early: the others go on without it, or the request goes on elsewhere from its token ids."""
+        leg.close()
+        if status < 500 and not self._splice.tokens:
+            raise EngineRejectedError(message, status)
+        if leg is self._prefill:
+            self._prefill = None
+            if not self._splice.tokens:
+                raise EngineUnavailableError(f"prefill failed: {message}")
+        elif leg is self._relay:
+            self._relay = None
+        else:
+            self._main, self._handed_off = None, False
+        if self._relay is None and self._main is None:
+            self._rescue(message)
+
+    def _rescue(self, message: str) -> None:
+        """Nothing decodes: a relay goes on from the token ids, with whatever KV its depot still has."""
+        self._rescues += 1
+        if self.route.relay is None or self._rescues > MAX_RESCUES:
+            raise EngineUnavailableError(message)
+        try:
+            # Before token 0 the pages are still to come; afterwards what is missing is recomputed.
+            self._open_relay(() if self._splice.tokens else self._pages.names)
+        except EngineUnavailableError as error:
+            raise EngineUnavailableError(f"{message}; {error}") from error
+
+    def _notified(self, notice: Notice) -> None:
+        if self._main_is_ready():
+            return
+        if notice is Notice.PAGES_LOST:
+            self._publish_again()
+        elif self._relay is None and self.route.relay is not None:
+            self._fall_back_to_relay(notice.value)
+
+    def _publish_again(self) -> None:
+        """Prefill runs once more for the sake of its pages."""
+        if self._prefill is not None or self._rescues >= MAX_RESCUES:
+            return
+        self._rescues += 1
+        try:
+            self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._inbox)
+        except EngineUnavailableError as error:
+            if self._relay is None:
+                self._fall_back_to_relay(str(error))
+
+    def _fall_back_to_relay(self, message: str) -> None:
+        """Main decode waits for pages that do not come: a relay decodes meanwhile, main decode stays in waiting."""
+        if self._main is not None:
+            self._main.close()  # it may have been told to decode; two legs must never decode at once
+            self._main = None
+        self._rescue(message)
+        self._open_main_beside_relay()
+
+    # ---- what to do next ----
+
+    async def _advance(self) -> None:
+        if self.finish is not None or self._ending is not None:
+            return
+        tokens = self._splice.tokens
+        if tokens and self._relay is not None and not self._relay.streaming:
+            self._relay.takeover(tokens)
+        if tokens and self._main is not None and not self._main.streaming:
+            self._consider_handoff(self._main)
+        loaded = self._main_is_ready() and (self._relay is None or self._relay.opened)
+        if loaded and self._prefill is None:
+            await self._end_transfer(keep_sending=False)
+
+    def _consider_handoff(self, main: Leg) -> None:
+        if self._relay is None and not self._trace.relay_instance:
+            main.takeover(self._splice.tokens)  # P-MD: main decode has the ids before its pages are complete
+            return
+        action = self._action(main)
+        if action is Action.STAY:
+            return
+        if self._relay is not None:
+            self._relay.close()
+            self._relay = None
+        if action is Action.SWITCH:
+            self._hand_off(main)
+
+    def _action(self, main: Leg) -> Action:
+        if self._relay is None:
+            return Action.SWITCH if main.opened else Action.HOLD
+        status = self.route.relay.status if self.route.relay else None
+        view = RelayedRequest(
+            tokens=len(self._splice.tokens),
+            relay_tokens=self._splice.made_by[Tier.RELAY],
+            relay_seconds=self._now() - self._relay_since,
+            relay_kv_usage=status.load.kv_usage if status and status.load else 0.0,
+            main_ready=main.opened,
+            forced_at=self.request.debug.handoff_at,
+        )
+        return one_shot(view, self.route.bound)
+
+    def _hand_off(self, main: Leg) -> None:
+        self._trace.handoff_index = len(self._splice.tokens)
+        self._trace.handoff_mode = "one_shot"
+        self._trace.handoff_start = self._now()
+        self._handed_off = True
+        main.takeover(self._splice.tokens)
+
+    # ---- bookkeeping ----
+
+    def _main_is_ready(self) -> bool:
+        return self._main is not None and self._main.opened
+
+    async def _end_transfer(self, *, keep_sending: bool) -> None:
+        if not self._transfer_open:
+            return
+        self._transfer_open = False
+        xfer, depot = self.request.request_id, self.route.depot
+        try:
+            if keep_sending and self.route.main_depot is not None:
+                self._stats = await depot.transfer_stats(xfer)
+                await depot.demote(xfer)
+            else:
+                self._stats = await depot.end(xfer)
+        except DepotUnavailableError:
+            return  # its leases ended with the connection
+
+    def _mark_tokens(self, batch: TokenBatch) -> None:
+        trace, now = self._trace, self._now()
+        if batch.index == 0:
+            trace.first_token = now
+        if batch.index <= 1 < batch.index + len(batch.ids):
+            trace.second_token = now
+        if batch.tier is Tier.PREFILL:
+            trace.prefill_done = now
+        elif batch.tier is Tier.MAIN and self._handed_off and trace.handoff_done is None:
+            trace.handoff_done = now
+
+    def _now(self) -> float:
+        return time.monotonic() - self.request.arrival

@@ -1,0 +1,62 @@
+"""Puts a gateway process together and serves until it is told to stop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvicorn
+
+from pdrelay.cluster.config import Deployment
+from pdrelay.cluster.tls import client_context
+from pdrelay.cluster.topology import Host, Instance
+from pdrelay.cluster.units import parse_address
+from pdrelay.depot.base import DepotControl
+from pdrelay.depot.control_client import connect_control
+from pdrelay.engine.base import Engine
+from pdrelay.engine.client import WebSocketEngine
+from pdrelay.gateway.app import build_app
+from pdrelay.gateway.coordinator import Coordinator
+from pdrelay.gateway.text import load_text
+
+CERTIFICATE = "gateway"
+"""Name of the gateway's certificate in the fleet's TLS directory."""
+
+
+@asynccontextmanager
+async def coordinator(deployment: Deployment) -> AsyncIterator[Coordinator]:
+    """A coordinator connected to every engine and depot of `deployment`."""
+    tls = client_context(deployment.tls.directory, CERTIFICATE)
+    engines: dict[str, Engine] = {
+        instance.name: WebSocketEngine(instance.name, _engine_address(instance), tls, server_name=instance.name)
+        for instance in deployment.instance
+    }
+    depots: dict[str, DepotControl] = {
+        host.name: connect_control(_depot_address(host), tls, host.name) for host in deployment.host
+    }
+    running = Coordinator(deployment, engines, depots)
+    try:
+        yield running
+    finally:
+        await running.aclose()
+
+
+async def serve(deployment: Deployment) -> None:
+    """Runs the gateway until SIGTERM or SIGINT."""
+    host, port = parse_address(deployment.gateway.listen)
+    text = load_text(Path(deployment.model.path))
+    async with coordinator(deployment) as running:
+        app = build_app(running, text, deployment.model.name, debug=deployment.gateway.debug)
+        config = uvicorn.Config(
+            app, host, port, http="httptools", ws="none", lifespan="off", log_level="warning", access_log=False
+        )
+        await uvicorn.Server(config).serve()
+
+
+def _engine_address(instance: Instance) -> str:
+    return instance.address or instance.listen
+
+
+def _depot_address(host: Host) -> str:
+    return host.address or host.listen

@@ -1,0 +1,120 @@
+"""Placement policies: PDD, and the two baselines of its evaluation.
+
+Source: PDD section "pipeline orchestration": only P-MD and P-RLD-MD are used, P-RLD never, because a relay may not be
+occupied without bound and MainDecode's prefix cache must stay in step with prefill's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pdrelay.cluster.topology import Role
+from pdrelay.errors import PlacementError
+from pdrelay.policy.base import InstanceView, Pipeline, Placement, PlacementPolicy, RequestView, Snapshot
+
+
+class NoState(NamedTuple):
+    """These policies remember nothing."""
+
+
+class Pdd:
+    """High hit rates go P-MD; the rest is relayed while the line carries its KV."""
+
+    def __init__(self, hit_threshold: float = 0.95, relay_pressure: float = 0.9) -> None:
+        """`hit_threshold` is PDD's H; a relay whose KV cache is fuller than `relay_pressure` gets no new requests."""
+        self.hit_threshold, self.relay_pressure = hit_threshold, relay_pressure
+
+    def initial(self) -> NoState:
+        return NoState()
+
+    def place(self, state: NoState, request: RequestView, snapshot: Snapshot, now: float) -> tuple[NoState, Placement]:
+        prefill = choose(snapshot, Role.PREFILL, request)
+        main = choose(snapshot, Role.DECODE, request)
+        hit_rate = request.hit_rate(main.name)
+        trouble = snapshot.line_trouble(prefill.cluster, main.cluster)
+        pipeline, reason = self._pipeline(request, hit_rate, trouble)
+        relay = None
+        if pipeline is Pipeline.P_RLD_MD:
+            relay, reason = self._relay(request, snapshot, prefill.cluster, reason)
+            pipeline = Pipeline.P_RLD_MD if relay else Pipeline.P_MD
+        if relay is None and trouble:
+            raise PlacementError(f"the line from {prefill.cluster} to {main.cluster} is down: {trouble}")
+        return state, Placement(pipeline, prefill.name, relay, main.name, hit_rate, reason)
+
+    def _pipeline(self, request: RequestView, hit_rate: float, trouble: str) -> tuple[Pipeline, str]:
+        if request.forced is not None:
+            return request.forced, "forced"
+        if trouble:
+            return Pipeline.P_RLD_MD, f"the line is down ({trouble})"
+        if hit_rate >= self.hit_threshold:
+            return Pipeline.P_MD, f"hit rate {hit_rate:.3f} is at least {self.hit_threshold}"
+        return Pipeline.P_RLD_MD, f"hit rate {hit_rate:.3f} is below {self.hit_threshold}"
+
+    def _relay(self, request: RequestView, snapshot: Snapshot, cluster: str, reason: str) -> tuple[str | None, str]:
+        """The relay beside prefill, or None and why the request goes P-MD although its hit rate is low."""
+        try:
+            relay = choose(snapshot, Role.RELAY, request, cluster)
+        except PlacementError as error:
+            if request.forced is not None:
+                raise
+            return None, f"{reason}, but {error}"
+        if request.forced is None and relay.kv_usage >= self.relay_pressure:
+            return None, f"{reason}, but {relay.name} is under pressure"
+        return relay.name, reason
+
+
+class CdcPd:
+    """Baseline: prefill here, decode in the other datacenter, no relay."""
+
+    def initial(self) -> NoState:
+        return NoState()
+
+    def place(self, state: NoState, request: RequestView, snapshot: Snapshot, now: float) -> tuple[NoState, Placement]:
+        prefill = choose(snapshot, Role.PREFILL, request)
+        main = choose(snapshot, Role.DECODE, request)
+        if trouble := snapshot.line_trouble(prefill.cluster, main.cluster):
+            raise PlacementError(f"the line from {prefill.cluster} to {main.cluster} is down: {trouble}")
+        placement = Placement(
+            Pipeline.P_MD, prefill.name, None, main.name, request.hit_rate(main.name), "cdc_pd has no relay"
+        )
+        return state, placement
+
+
+class IdcPd:
+    """Baseline: prefill and decode in one datacenter."""
+
+    def initial(self) -> NoState:
+        return NoState()
+
+    def place(self, state: NoState, request: RequestView, snapshot: Snapshot, now: float) -> tuple[NoState, Placement]:
+        prefill = choose(snapshot, Role.PREFILL, request)
+        main = choose(snapshot, Role.DECODE, request, prefill.cluster)
+        placement = Placement(
+            Pipeline.P_D, prefill.name, None, main.name, request.hit_rate(main.name), "idc_pd decodes beside prefill"
+        )
+        return state, placement
+
+
+def policy_named(name: str, hit_threshold: float) -> PlacementPolicy[NoState]:
+    """The policy of a configuration file. Raises KeyError for an unknown name."""
+    policies: dict[str, PlacementPolicy[NoState]] = {"pdd": Pdd(hit_threshold), "cdc_pd": CdcPd(), "idc_pd": IdcPd()}
+    return policies[name]
+
+
+def choose(snapshot: Snapshot, role: Role, request: RequestView, cluster: str | None = None) -> InstanceView:
+    """The healthy instance of `role` that holds most of the prompt, least loaded among equals.
+
+    Raises PlacementError that names every instance of the role and what is wrong with it.
+    """
+    able = [i for i in snapshot.instances if role in i.roles and cluster in (None, i.cluster)]
+    healthy = [i for i in able if i.healthy]
+    if not healthy:
+        raise PlacementError(_nobody(role, able, cluster))
+    return min(healthy, key=lambda i: (-request.held.get(i.name, 0), i.running + i.waiting, i.name))
+
+
+def _nobody(role: Role, able: Iterable[InstanceView], cluster: str | None) -> str:
+    where = f" in {cluster}" if cluster else ""
+    down = ", ".join(f"{i.name} ({i.cluster}) is down: {i.detail}" for i in able)
+    return f"no healthy {role.value} instance{where}: {down or 'none is configured'}"

@@ -1,0 +1,158 @@
+"""Engines and a depot whose every event the test decides."""
+
+import asyncio
+import time
+
+from pdrelay.depot.base import TransferStats
+from pdrelay.engine.base import EngineStatus
+from pdrelay.engine.messages import Finished, Opened, Sampling, Tokens
+from pdrelay.errors import EngineUnavailableError
+from pdrelay.gateway.base import DebugControls, GenerationRequest
+from pdrelay.gateway.request import RequestRun, Route
+from pdrelay.kv.names import prompt_pages
+from pdrelay.policy.base import Pipeline, Placement
+from pdrelay.policy.handoff import RelayBound
+
+PAGES = prompt_pages(list(range(40)), 16, b"r" * 32, b"k")
+
+
+class ScriptedSession:
+    def __init__(self, request):
+        self.request, self.aborted, self.ended, self.takeovers = request, False, False, []
+        self._events = asyncio.Queue()
+
+    def takeover(self, ids):
+        self.takeovers.append(list(ids))
+
+    def abort(self):
+        self.aborted = self.ended = True
+
+    async def events(self):
+        while True:
+            event = await self._events.get()
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    def opened(self):
+        self._events.put_nowait(
+            Opened(sid="", cached_tokens=0, loaded_tokens=0, pages_ready=0.0, ready=0.0, prediction=0)
+        )
+
+    def tokens(self, index, *ids, last=False):
+        self._events.put_nowait(Tokens("", index, list(ids), last))
+
+    def finished(self, reason, cached=0):
+        self.ended = True
+        self._events.put_nowait(Finished(sid="", reason=reason, cached_tokens=cached))
+
+    def send(self, event):
+        self._events.put_nowait(event)
+
+    def lose(self):
+        self.ended = True
+        self._events.put_nowait(EngineUnavailableError("connection lost"))
+
+
+class ScriptedEngine:
+    def __init__(self, instance):
+        self.instance, self.sessions, self.down = instance, [], False
+
+    @property
+    def status(self):
+        return EngineStatus(not self.down, 0.0, "", None, None)
+
+    def open(self, request):
+        if self.down:
+            raise EngineUnavailableError(f"{self.instance} is down")
+        self.sessions.append(ScriptedSession(request))
+        return self.sessions[-1]
+
+    @property
+    def last(self):
+        return self.sessions[-1]
+
+    @property
+    def live(self):
+        return [session for session in self.sessions if not session.ended]
+
+
+class ScriptedDepot:
+    fleet_key = b"k"
+
+    def __init__(self):
+        self.open, self.demoted, self.ended = set(), [], []
+
+    async def transfer(self, transfer):
+        self.open.add(transfer.xfer)
+
+    async def demote(self, xfer):
+        self.demoted.append(xfer)
+        self.open.discard(xfer)
+
+    async def end(self, xfer):
+        self.ended.append(xfer)
+        self.open.discard(xfer)
+        return TransferStats(sent=7, saved=5)
+
+    async def transfer_stats(self, xfer):
+        return TransferStats(sent=3, saved=5)
+
+
+class Scene:
+    """One request on scripted parts; `seen` is what the user got."""
+
+    def __init__(self, pipeline=Pipeline.P_RLD_MD, handoff_at=None, spare_relay=True):
+        self.p, self.rld, self.md = (ScriptedEngine(name) for name in ("p-0", "rld-0", "md-0"))
+        self.depot, self.seen, self.error = ScriptedDepot(), [], None
+        relay = "rld-0" if pipeline is Pipeline.P_RLD_MD else None
+        route = Route(
+            Placement(pipeline, "p-0", relay, "md-0", 0.5, ""),
+            self.p,
+            self.rld if relay or spare_relay else None,
+            self.md,
+            self.depot,
+            "host-b",
+            RelayBound(100, 100.0),
+        )
+        request = GenerationRequest(
+            "r-1",
+            time.monotonic(),
+            list(range(40)),
+            Sampling(max_tokens=20),
+            debug=DebugControls(handoff_at=handoff_at),
+        )
+        self.run = RequestRun(request, PAGES, route, on_close=lambda: None)
+        self._task = None
+
+    async def __aenter__(self):
+        self._task = asyncio.create_task(self._consume())
+        await self.settle()
+        return self
+
+    async def __aexit__(self, *exc):
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self.run.aclose()
+        await self.settle()
+        # INV-LEASE-1: a request that ended holds no session and no transfer.
+        assert not self.depot.open
+        for engine in (self.p, self.rld, self.md):
+            assert not engine.live
+
+    async def _consume(self):
+        try:
+            async for batch in self.run:
+                assert batch.index == len(self.seen)
+                self.seen += batch.ids
+        except Exception as error:  # the test asserts which
+            self.error = error
+
+    async def settle(self):
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def prefill(self, token=100):
+        self.p.last.tokens(0, token)
+        self.p.last.finished(None, cached=16)
+        await self.settle()

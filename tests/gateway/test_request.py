@@ -1,0 +1,257 @@
+"""The request's life, with every event in the test's hand."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import Scene
+
+from pdrelay.engine.messages import Failed
+from pdrelay.errors import EngineRejectedError, EngineUnavailableError
+from pdrelay.gateway.legs import Notice
+from pdrelay.policy.base import Pipeline
+
+
+async def test_relay_streams_until_main_is_ready_then_main_gets_all_ids():
+    async with Scene() as scene:
+        await scene.prefill()
+        assert scene.rld.last.takeovers == [[100]]
+        scene.rld.last.opened()
+        scene.rld.last.tokens(1, 101, 102)
+        await scene.settle()
+        assert scene.md.last.takeovers == []
+        scene.md.last.opened()
+        await scene.settle()
+        assert scene.rld.last.aborted
+        assert scene.md.last.takeovers == [[100, 101, 102]]
+        scene.rld.last.tokens(3, 999)  # in flight at the cut
+        scene.md.last.tokens(3, 103, last=True)
+        scene.md.last.finished("stop")
+        await scene.settle()
+        assert scene.seen == [100, 101, 102, 103]
+        trace = await scene.run.trace()
+        assert (trace.prefill_tokens, trace.relay_tokens, trace.main_tokens) == (1, 2, 1)
+        assert (trace.handoff_index, trace.handoff_mode, trace.wan_bytes) == (3, "one_shot", 7)
+        assert scene.run.finish.cached_tokens == 16
+        assert scene.depot.ended == ["r-1"]
+        assert (
+            trace.prefill_done <= trace.first_token <= trace.second_token <= trace.handoff_start <= trace.handoff_done
+        )
+
+
+async def test_p_md_tells_main_the_ids_before_its_pages_are_there():
+    async with Scene(Pipeline.P_MD) as scene:
+        await scene.prefill()
+        assert scene.md.last.takeovers == [[100]]
+        scene.md.last.opened()
+        scene.md.last.tokens(1, 101, last=True)
+        scene.md.last.finished("length")
+        await scene.settle()
+        assert scene.seen == [100, 101]
+        assert (await scene.run.trace()).handoff_index is None
+        assert scene.rld.sessions == []
+
+
+async def test_a_request_that_ends_on_the_relay_still_lands_its_pages():
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.rld.last.tokens(1, 101, last=True)
+        scene.md.last.opened()  # in the same moment: the relay's last token must not be continued
+        scene.rld.last.finished("stop")
+        await scene.settle()
+        assert scene.seen == [100, 101]
+        assert scene.md.last.takeovers == []
+        assert scene.run.finish.reason == "stop"
+
+
+async def test_pages_still_under_way_are_demoted_not_dropped():
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.rld.last.tokens(1, 101, last=True)
+        scene.rld.last.finished("stop")
+        await scene.settle()
+        await scene.run.aclose()
+        assert scene.depot.demoted == ["r-1"]
+        assert (await scene.run.trace()).wan_bytes == 3
+
+
+async def test_token_zero_can_end_the_request():
+    async with Scene() as scene:
+        scene.p.last.tokens(0, 2, last=True)
+        scene.p.last.finished("stop")
+        await scene.settle()
+        assert scene.seen == [2]
+        assert scene.rld.last.takeovers == scene.md.last.takeovers == []
+
+
+@pytest.mark.parametrize("main_first", [True, False])
+async def test_the_seam_can_be_forced(main_first):
+    async with Scene(handoff_at=3) as scene:
+        if main_first:
+            scene.md.last.opened()
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.rld.last.tokens(1, 101, 102, 103, 104)
+        await scene.settle()
+        assert scene.seen == [100, 101, 102]
+        assert scene.rld.last.aborted
+        if not main_first:
+            assert scene.md.last.takeovers == []
+            scene.md.last.opened()
+            await scene.settle()
+        assert scene.md.last.takeovers == [[100, 101, 102]]
+
+
+async def test_main_lost_while_the_relay_decodes_goes_unnoticed():
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.md.last.lose()
+        scene.rld.last.tokens(1, 101)
+        scene.rld.last.tokens(2, 102, last=True)
+        scene.rld.last.finished("stop")
+        await scene.settle()
+        assert scene.seen == [100, 101, 102]
+
+
+async def test_main_lost_after_the_handoff_is_rescued_from_the_ids():
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.md.last.opened()
+        await scene.settle()
+        scene.md.last.tokens(1, 101)
+        scene.md.last.lose()
+        await scene.settle()
+        assert scene.rld.last.takeovers == [[100, 101]]
+        assert scene.rld.last.request.await_names == []
+        scene.rld.last.tokens(2, 102, last=True)
+        scene.rld.last.finished("stop")
+        await scene.settle()
+        assert scene.seen == [100, 101, 102]
+
+
+async def test_relay_lost_main_takes_over_when_its_pages_come():
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.rld.last.tokens(1, 101)
+        scene.rld.last.lose()
+        await scene.settle()
+        assert scene.md.last.takeovers == []
+        scene.md.last.opened()
+        await scene.settle()
+        assert scene.md.last.takeovers == [[100, 101]]
+
+
+async def test_a_broken_line_gives_an_unrelayed_request_a_relay():
+    async with Scene(Pipeline.P_MD) as scene:
+        await scene.prefill()
+        waiting = scene.md.last
+        scene.run.notify(Notice.LINE_DOWN)
+        await scene.settle()
+        assert waiting.aborted  # it had been told to decode: two legs must never decode at once
+        assert scene.rld.last.takeovers == [[100]]
+        scene.rld.last.opened()
+        scene.rld.last.tokens(1, 101)
+        await scene.settle()
+        scene.md.last.opened()  # the line came back
+        await scene.settle()
+        assert scene.md.last.takeovers == [[100, 101]]
+
+
+async def test_lost_pages_are_made_again_and_the_second_token_zero_is_dropped():
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.run.notify(Notice.PAGES_LOST)
+        await scene.settle()
+        assert len(scene.p.sessions) == 2
+        scene.p.last.tokens(0, 999, last=True)
+        scene.p.last.finished("stop")
+        await scene.settle()
+        assert scene.seen == [100]
+        assert scene.run.finish is None
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (Failed(sid="", status=400, message="bad"), EngineRejectedError),
+        (Failed(sid="", status=500, message="died"), EngineUnavailableError),
+    ],
+)
+async def test_a_failed_prefill_is_an_error(event, error):
+    async with Scene() as scene:
+        scene.p.last.send(event)
+        await scene.settle()
+        assert isinstance(scene.error, error)
+
+
+async def test_without_any_decoder_left_the_error_says_which_is_down():
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.rld.down = True
+        scene.rld.last.lose()
+        scene.md.last.lose()
+        await scene.settle()
+        assert isinstance(scene.error, EngineUnavailableError)
+        assert "md-0 is down" in str(scene.error)
+        assert "rld-0 is down" in str(scene.error)
+
+
+STEPS = [
+    "p0",
+    "p1",
+    "relay_open",
+    "relay",
+    "relay_end",
+    "main_open",
+    "main",
+    "lose_relay",
+    "lose_main",
+    "lose_p",
+    "line",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(STEPS), max_size=14), st.sampled_from([Pipeline.P_MD, Pipeline.P_RLD_MD]))
+async def test_whatever_happens_in_whatever_order_nothing_leaks(steps, pipeline):
+    """Engines answer with the truth for the index that they are at; the user sees a prefix of the truth."""
+    truth = list(range(100, 200))
+    at = {}
+    async with Scene(pipeline) as scene:
+        for step in steps:
+            if scene.run.finish or scene.error:
+                break
+            for engine in {"p": [scene.p], "r": [scene.rld], "m": [scene.md]}.get(step[0], []):
+                for session in engine.live:
+                    _play(step, session, truth, at)
+            _fault(step, scene)
+            await scene.settle()
+            decoding = [s for e in (scene.rld, scene.md) for s in e.live if s.takeovers]
+            assert len(decoding) <= 1, "INV-HANDOFF-2: at most one session is told to decode at a time"
+        assert scene.seen == truth[: len(scene.seen)]
+
+
+def _play(step, session, truth, at):
+    if step == "p0" and session not in at:
+        at[session] = 1
+        session.tokens(0, truth[0])
+        session.finished(None)
+    elif step.endswith("_open"):
+        session.opened()
+    elif step in ("relay", "main", "relay_end") and session.takeovers:
+        index = at.setdefault(session, len(session.takeovers[0]))
+        at[session] += 1
+        session.tokens(index, truth[index], last=step == "relay_end")
+        if step == "relay_end":
+            session.finished("stop")
+
+
+def _fault(step, scene):
+    engine = {"lose_relay": scene.rld, "lose_main": scene.md, "lose_p": scene.p}.get(step)
+    for session in engine.live if engine else []:
+        session.lose()
+    if step == "line":
+        scene.run.notify(Notice.LINE_DOWN)

@@ -1,0 +1,34 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdrelay.errors import EngineError
+from pdrelay.gateway.base import Tier
+from pdrelay.gateway.splice import Splice
+
+TRUTH = list(range(1000, 1050))
+
+
+@given(st.lists(st.tuples(st.integers(0, 49), st.integers(1, 10), st.sampled_from(Tier)), max_size=60))
+def test_each_index_is_emitted_once_and_in_order(deliveries):
+    """Engines that agree may deliver any overlapping runs; the user sees every token once."""
+    splice, seen = Splice(), []
+    for index, count, tier in deliveries:
+        if index > len(splice.tokens):
+            with pytest.raises(EngineError, match="is next"):
+                splice.accept(index, TRUTH[index : index + count], tier)
+            continue
+        batch = splice.accept(index, TRUTH[index : index + count], tier)
+        if batch:
+            assert batch.index == len(seen)
+            seen += batch.ids
+    assert seen == TRUTH[: len(seen)] == splice.tokens
+    assert sum(splice.made_by.values()) == len(seen)
+
+
+def test_a_limit_cuts_what_lies_beyond():
+    splice = Splice()
+    assert splice.accept(0, [1, 2, 3], Tier.RELAY, limit=2).ids == [1, 2]
+    assert splice.accept(2, [9], Tier.RELAY, limit=2) is None
+    assert splice.accept(2, [4], Tier.MAIN).ids == [4]
+    assert splice.tokens == [1, 2, 4]
