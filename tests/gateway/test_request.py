@@ -31,7 +31,7 @@ async def test_relay_streams_until_main_is_ready_then_main_gets_all_ids():
         trace = await scene.run.trace()
         assert (trace.prefill_tokens, trace.relay_tokens, trace.main_tokens) == (1, 2, 1)
         assert (trace.handoff_index, trace.handoff_mode, trace.wan_bytes) == (3, "one_shot", 7)
-        assert scene.run.finish.cached_tokens == 16
+        assert scene.run.cached_tokens == 16
         assert scene.depot.ended == ["r-1"]
         assert (
             trace.prefill_done <= trace.first_token <= trace.second_token <= trace.handoff_start <= trace.handoff_done

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
-import msgspec.inspect
 
+from pdrelay.cluster import toml
 from pdrelay.cluster.topology import Cluster, Host, Instance, Link, Role
 from pdrelay.cluster.units import parse_address, parse_rate, parse_size, parse_time
 from pdrelay.errors import ConfigError
@@ -78,16 +76,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def load(path: Path) -> Deployment:
     """Reads and checks a deployment file. Raises ConfigError naming file, key, what was found and what is expected."""
-    try:
-        raw = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    try:
-        deployment = msgspec.convert(raw, Deployment)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_explain(raw, str(error))}") from error
+    raw = toml.read(path)
+    deployment = toml.convert(path, raw, Deployment)
     for key, found, expected in _problems(deployment):
         raise ConfigError(f"{path}: {key}: found {found}, expected {expected}")
     return msgspec.convert(_absolute(raw, path.resolve().parent), Deployment)
@@ -112,45 +102,6 @@ def _absolute(raw: dict[str, object], base: Path) -> dict[str, object]:
         else:
             fixed[table] = str(base / str(value)) if table == "fleet_key_file" else value
     return fixed
-
-
-_ERROR = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
-
-
-def _explain(raw: object, message: str) -> str:
-    """Turns msgspec's message into `key: found ..., expected ...`."""
-    match = _ERROR.fullmatch(message)
-    assert match is not None
-    what, path = match["what"], (match["path"] or "").lstrip(".")
-    if "unknown field" in what or "missing required field" in what:
-        key = ".".join(filter(None, (path, what.rsplit("`", 2)[1])))
-        if "unknown" in what:
-            return f"{key}: found a key that nothing reads, expected no such key (is it misspelt?)"
-        return f"{key}: found nothing, expected a value (the key is required)"
-    expected = what.partition(", got ")[0].removeprefix("Expected ").replace("`", "")
-    if "Invalid enum value" in what:
-        expected = "one of " + ", ".join(_allowed(path))
-    return f"{path or 'file'}: found {_lookup(raw, path)!r}, expected {expected}"
-
-
-def _allowed(path: str) -> list[str]:
-    """The values that the choice at `path` allows."""
-    kind: Any = msgspec.inspect.type_info(Deployment)
-    for name, _ in _STEP.findall(path):
-        kind = next(f.type for f in kind.fields if f.name == name) if name else kind.item_type
-    return [str(value) for value in (kind.values if hasattr(kind, "values") else [m.value for m in kind.cls])]
-
-
-_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
-
-
-def _lookup(raw: object, path: str) -> object:
-    for name, index in _STEP.findall(path):
-        try:
-            raw = raw[int(index)] if index else raw[name]  # type: ignore[index]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return raw
 
 
 Problem = tuple[str, object, str]

@@ -58,7 +58,6 @@ class Finish(NamedTuple):
 
     reason: Literal["stop", "length"]
     stop_reason: int | None  # the stop token, unless it was the model's EOS
-    cached_tokens: int  # prompt tokens that prefill did not compute
 
 
 class Trace(msgspec.Struct, kw_only=True):
@@ -96,6 +95,11 @@ class TokenStream(Protocol):
     @property
     def finish(self) -> Finish | None:
         """How it ended; None before the natural end, and when the caller stopped it."""
+        ...
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that prefill did not have to compute."""
         ...
 
     async def trace(self) -> Trace:

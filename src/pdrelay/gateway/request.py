@@ -56,7 +56,7 @@ class RequestRun:
         self._handed_off = False
         self._ending: Leg | None = None  # it delivered the last token, its Finished follows
         self._relay_since = 0.0
-        self._cached_tokens = 0
+        self.cached_tokens = 0
         self._rescues = 0
         self._transfer_open = False
         self._stats = TransferStats()
@@ -200,10 +200,10 @@ class RequestRun:
     def _finished(self, leg: Leg, event: Finished) -> None:
         if leg is self._prefill:
             self._prefill = None
-            self._cached_tokens = max(self._cached_tokens, event.cached_tokens)
+            self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         # A repeated prefill samples token 0 again; its reason is not the request's.
         if event.reason is not None and (leg.streaming or leg is self._ending):
-            self.finish = Finish(event.reason, event.stop_reason, self._cached_tokens)
+            self.finish = Finish(event.reason, event.stop_reason)
 
     # ---- failures ----
 

@@ -18,6 +18,7 @@ from pdrelay.engine.base import Engine
 from pdrelay.engine.client import WebSocketEngine
 from pdrelay.gateway.app import build_app
 from pdrelay.gateway.coordinator import Coordinator
+from pdrelay.gateway.serve import server_config
 from pdrelay.gateway.text import load_text
 
 CERTIFICATE = "gateway"
@@ -48,10 +49,7 @@ async def serve(deployment: Deployment) -> None:
     text = load_text(Path(deployment.model.path))
     async with coordinator(deployment) as running:
         app = build_app(running, text, deployment.model.name, debug=deployment.gateway.debug)
-        config = uvicorn.Config(
-            app, host, port, http="httptools", ws="none", lifespan="off", log_level="warning", access_log=False
-        )
-        await uvicorn.Server(config).serve()
+        await uvicorn.Server(server_config(app, host, port)).serve()
 
 
 def _engine_address(instance: Instance) -> str:

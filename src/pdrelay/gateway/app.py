@@ -1,0 +1,156 @@
+"""The OpenAI API over HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Callable
+from importlib.metadata import version
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pdrelay.errors import RequestError
+from pdrelay.gateway.answer import CLIENT_GONE, Answer
+from pdrelay.gateway.base import Generator, InstanceState
+from pdrelay.gateway.faults import BAD_REQUEST, Fault, fault_of
+from pdrelay.gateway.frames import Endpoint, Frames, Head
+from pdrelay.gateway.metrics import Meter, Metrics
+from pdrelay.gateway.parse import parse_chat, parse_completion
+from pdrelay.gateway.prepare import Prepared, Preparer
+from pdrelay.gateway.protocol import ChatRequest, CompletionRequest
+from pdrelay.gateway.responses import ErrorDetail, ModelCard, ModelList
+from pdrelay.gateway.text import Text
+
+MAX_BODY_BYTES = 32 << 20
+ID_PREFIX: dict[Endpoint, str] = {"chat": "chatcmpl", "completion": "cmpl"}
+
+Parse = Callable[[bytes], ChatRequest | CompletionRequest]
+
+
+class FrontEnd:
+    """The endpoints."""
+
+    def __init__(self, generator: Generator, text: Text, model_name: str, *, debug: bool, metrics: Metrics) -> None:
+        self._generator, self._model, self._metrics = generator, model_name, metrics
+        self._preparer = Preparer(generator, text, model_name, debug=debug)
+        digest = hashlib.sha256(model_name.encode()).hexdigest()[:8]
+        self._fingerprint = f"pdrelay-{version('pdrelay')}-{digest}"
+        self._since = int(time.time())
+
+    async def chat(self, request: Request) -> ASGIApp:
+        """POST /v1/chat/completions."""
+        return await self._generate(request, "chat", parse_chat)
+
+    async def completion(self, request: Request) -> ASGIApp:
+        """POST /v1/completions."""
+        return await self._generate(request, "completion", parse_completion)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return _json(ModelList(data=[self._card()]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{model}."""
+        self._preparer.check_model(request.path_params["model"])
+        return _json(self._card())
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: the instances; 503 unless every role has a healthy one."""
+        states = self._generator.health()
+        return _json([state._asdict() for state in states], 200 if _all_roles_healthy(states) else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _generate(self, request: Request, endpoint: Endpoint, parse: Parse) -> ASGIApp:
+        arrival = time.monotonic()
+        request_id = f"{ID_PREFIX[endpoint]}-{uuid.uuid4().hex}"
+        try:
+            parsed = parse(await _read_body(request))
+            prepared = await self._preparer.prepare(parsed, request_id, arrival)
+            stream = self._generator.generate(prepared.generation)
+        except ClientDisconnect:
+            self._metrics.refused(endpoint, CLIENT_GONE)
+            return Response(status_code=CLIENT_GONE)
+        except Exception as error:  # the client must get an answer, whatever it was
+            fault = fault_of(error)
+            self._metrics.refused(endpoint, fault.status)
+            return fault.response()
+        meter = Meter(self._metrics, endpoint, arrival, len(prepared.generation.prompt))
+        return Answer(prepared, stream, self._frames(endpoint, prepared), meter)
+
+    def _frames(self, endpoint: Endpoint, prepared: Prepared) -> Frames:
+        head = Head(prepared.generation.request_id, int(time.time()), self._model, self._fingerprint)
+        return Frames(endpoint, head, usage=prepared.wanted.usage)
+
+    def _card(self) -> ModelCard:
+        length = self._generator.max_model_len
+        return ModelCard(id=self._model, created=self._since, root=self._model, max_model_len=length)
+
+
+def build_app(
+    generator: Generator, text: Text, model_name: str, *, debug: bool = False, metrics: Metrics | None = None
+) -> Starlette:
+    """The ASGI application of the gateway.
+
+    `model_name` is what clients call the model. With `debug` the debug controls of requests are honoured. `metrics`
+    may come with a registry that other parts of the process share.
+    """
+    front = FrontEnd(generator, text, model_name, debug=debug, metrics=metrics or Metrics())
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", front.chat, methods=["POST"]),
+            Route("/v1/completions", front.completion, methods=["POST"]),
+            Route("/v1/models", front.models),
+            Route("/v1/models/{model:path}", front.model),
+            Route("/health", front.health),
+            Route("/metrics", front.metrics),
+        ],
+        exception_handlers={HTTPException: _http_error, RequestError: _request_error},
+    )
+
+
+async def _read_body(request: Request) -> bytes:
+    """The whole body. Raises RequestError when it is too large."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise RequestError(
+                f"The body is larger than {MAX_BODY_BYTES >> 20} MiB, the most this server reads. Shorten the prompt.",
+                status=413,
+                code="request_too_large",
+            )
+    return bytes(body)
+
+
+def _all_roles_healthy(states: list[InstanceState]) -> bool:
+    roles = {role for state in states for role in state.roles}
+    served = {role for state in states if state.healthy for role in state.roles}
+    return bool(roles) and roles == served
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    response = Fault(error.status_code, ErrorDetail(message=message, type=BAD_REQUEST, code=code)).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _request_error(_: Request, error: Exception) -> Response:
+    return fault_of(error).response()
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,93 @@
+"""What `/metrics` shows of the gateway. Times are in seconds, as the client sees them at this end of the line."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pdrelay.gateway.base import Tier, TokenBatch, Trace
+
+_FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
+_STEP = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10, 20, 40)
+_WHOLE = (0.1, 0.3, 0.5, 1, 1.5, 2, 5, 10, 20, 30, 60, 120, 240, 480, 960, 1920)
+
+
+class Metrics:
+    """The metrics of one gateway process."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"pdrelay_gateway_{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"pdrelay_gateway_{name}_seconds", text, buckets=buckets, registry=self.registry)
+
+        self.requests = counter(
+            "requests",
+            "Requests that ended, by HTTP status; 499 when the client left. A stream that broke counts as its error.",
+            "endpoint",
+            "pipeline",
+            "status",
+        )
+        self.running = Gauge("pdrelay_gateway_requests_running", "Requests under way", registry=self.registry)
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests")
+        generated = counter("generation_tokens", "Tokens sent to clients, by the tier that made them", "tier")
+        self.generation_tokens = {tier: generated.labels(tier.value) for tier in Tier}
+        self.wan_bytes = counter("wan_bytes", "KV bytes that crossed the wide-area line")
+        self.wan_bytes_saved = counter("wan_bytes_saved", "KV bytes that the far side held already")
+        self.handoffs = counter("handoffs", "Handoffs from relay to main decode", "mode")
+        self.first = histogram("time_to_first_token", "From arrival to the first token", _FIRST)
+        self.second = histogram("time_to_second_token", "From arrival to the second token", _FIRST)
+        self.gap = histogram("inter_token_latency", "Between successive batches of tokens of one request", _STEP)
+        self.handoff_gap = histogram("handoff_gap", "Between the relay's last and main decode's first token", _STEP)
+        self.whole = histogram("e2e_request_latency", "From arrival to the end, of requests that succeeded", _WHOLE)
+
+    def exposition(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def refused(self, endpoint: str, status: int) -> None:
+        """Counts a request that never reached an engine."""
+        self.requests.labels(endpoint, "none", status).inc()
+
+
+class Meter:
+    """Measures one accepted request."""
+
+    def __init__(self, metrics: Metrics, endpoint: str, arrival: float, prompt_tokens: int) -> None:
+        """`arrival` is time.monotonic() when the request came."""
+        self._metrics, self._endpoint, self._arrival = metrics, endpoint, arrival
+        self._last: float | None = None
+        self._tier = Tier.PREFILL
+        metrics.running.inc()
+        metrics.prompt_tokens.inc(prompt_tokens)
+
+    def batch(self, batch: TokenBatch) -> None:
+        """Takes note of tokens that are about to be sent."""
+        now, metrics = time.monotonic(), self._metrics
+        if self._last is None:
+            metrics.first.observe(now - self._arrival)
+        else:
+            metrics.gap.observe(now - self._last)
+            if self._tier is Tier.RELAY and batch.tier is Tier.MAIN:
+                metrics.handoff_gap.observe(now - self._last)
+        if batch.index <= 1 < batch.index + len(batch.ids):
+            metrics.second.observe(now - self._arrival)
+        metrics.generation_tokens[batch.tier].inc(len(batch.ids))
+        self._last, self._tier = now, batch.tier
+
+    def end(self, status: int, trace: Trace | None) -> None:
+        """Takes note of the end; `trace` is None when it cannot be had."""
+        metrics = self._metrics
+        metrics.running.dec()
+        metrics.requests.labels(self._endpoint, trace.pipeline if trace else "none", status).inc()
+        if status < 400:
+            metrics.whole.observe(time.monotonic() - self._arrival)
+        if trace is not None:
+            metrics.wan_bytes.inc(trace.wan_bytes)
+            metrics.wan_bytes_saved.inc(trace.wan_bytes_saved)
+            if trace.handoff_mode is not None:
+                metrics.handoffs.labels(trace.handoff_mode).inc()

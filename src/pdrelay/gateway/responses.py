@@ -1,0 +1,141 @@
+"""Responses of the OpenAI API, with vLLM's `stop_reason` and our `pdrelay`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from pdrelay.gateway.base import Trace
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts. The details are null when a stop string ended the output before engines reported them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+def usage_of(prompt: int, completion: int, cached: int) -> Usage:
+    """Usage of `prompt` and `completion` tokens, of the former `cached` not computed."""
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptTokensDetails(cached),
+    )
+
+
+class TokenMark(msgspec.Struct, frozen=True):
+    """Of a traced stream's chunk: who made its tokens, and the index of the first."""
+
+    tier: str
+    index: int
+
+
+Pdrelay = TokenMark | Trace | UnsetType
+FinishReason = Literal["stop", "length"]
+
+
+class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The one choice of a chat completion."""
+
+    index: int = 0
+    message: AssistantMessage
+    logprobs: None = None
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chunk adds to the answer."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The one choice of a chunk."""
+
+    index: int = 0
+    delta: Delta
+    logprobs: None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+
+
+class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The one choice of a completion or of its chunk."""
+
+    index: int = 0
+    text: str
+    logprobs: None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+
+
+Choice = ChatChoice | ChatChunkChoice | TextChoice
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """A response body or a chunk; `object` says which."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: Usage | UnsetType | None = UNSET
+    pdrelay: Pdrelay = UNSET
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of /v1/models."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "pdrelay"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

@@ -1,0 +1,91 @@
+"""A Generator that plays scripts: batches of tokens, pauses, errors."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from pdrelay.gateway.base import Finish, GenerationRequest, InstanceState, Tier, TokenBatch, Trace
+
+EOS_CAME = Finish("stop", None)
+Step = TokenBatch | asyncio.Event | Exception
+
+
+@dataclass
+class Script:
+    """What one request does: waits at an Event, raises an Exception, yields a TokenBatch."""
+
+    steps: list[Step] = field(default_factory=list)
+    finish: Finish = EOS_CAME
+
+
+def batches(*groups: list[int], tiers: tuple[Tier, ...] = (Tier.PREFILL, Tier.RELAY, Tier.MAIN)) -> list[Step]:
+    """One batch a group, the first from prefill, the second from the relay, the rest from main decode."""
+    steps: list[Step] = []
+    index = 0
+    for number, ids in enumerate(groups):
+        steps.append(TokenBatch(index, ids, tiers[min(number, len(tiers) - 1)]))
+        index += len(ids)
+    return steps
+
+
+class FakeStream:
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.finish: Finish | None = None
+        self.cached_tokens = 3
+        self.sent: list[int] = []
+        self.closed = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[TokenBatch]:
+        for step in self._script.steps:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+                continue
+            self.sent += step.ids
+            yield step
+        self.finish = self._script.finish
+
+    async def trace(self) -> Trace:
+        return Trace(
+            pipeline="p_rld_md",
+            prefill_instance="p0",
+            relay_instance="r0",
+            main_instance="m0",
+            hit_rate=0.25,
+            wan_bytes=1000,
+            wan_bytes_saved=200,
+            handoff_mode="one_shot",
+            token_ids=self.sent,
+        )
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+class FakeGenerator:
+    def __init__(self) -> None:
+        self.max_model_len, self.max_prompt_tokens = 256, 200
+        self.script = Script()
+        self.refusal: Exception | None = None
+        self.requests: list[GenerationRequest] = []
+        self.streams: list[FakeStream] = []
+        self.started = asyncio.Event()
+        self.states = [InstanceState(name, "a", [role], True, "") for name, role in
+                       (("p0", "prefill"), ("r0", "relay"), ("m0", "decode"))]  # fmt: skip
+
+    def play(self, *groups: list[int], finish: Finish = EOS_CAME) -> None:
+        """The next requests give these groups of tokens."""
+        self.script = Script(batches(*groups), finish)
+
+    def generate(self, request: GenerationRequest) -> FakeStream:
+        self.requests.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        self.streams.append(FakeStream(self.script))
+        self.started.set()
+        return self.streams[-1]
+
+    def health(self) -> list[InstanceState]:
+        return self.states

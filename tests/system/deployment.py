@@ -1,0 +1,153 @@
+"""A whole deployment started the way a user starts it, and a client that reads every field of its answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+
+@dataclass
+class Answer:
+    """One answer: text, trace, and when each index arrived (seconds since the request was sent)."""
+
+    text: str = ""
+    trace: dict = field(default_factory=dict)
+    arrivals: list[float] = field(default_factory=list)
+    tiers: list[str] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: dict | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        return self.trace["token_ids"]
+
+
+class Deployment:
+    """A running deployment."""
+
+    def __init__(self, run_dir: Path, port: int) -> None:
+        self.run_dir, self.port, self.url = run_dir, port, f"http://127.0.0.1:{port}"
+
+    def status(self) -> dict:
+        output = pdrelay("status", "--run-dir", str(self.run_dir), "--json").stdout
+        return json.loads(output)
+
+    def part(self, name: str) -> dict:
+        return next(part for part in self.status()["parts"] if part["name"] == name)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to every process of a part."""
+        os.killpg(self.part(name)["pid"], signal.SIGKILL)
+
+    def complete(self, prompt: str | list[int], max_tokens: int = 32, **options) -> Answer:
+        """Streams one completion to its end."""
+        with self.stream(prompt, max_tokens, **options) as chunks:
+            answer = Answer()
+            for chunk in chunks:
+                take(answer, chunk)
+            return answer
+
+    @contextmanager
+    def stream(self, prompt, max_tokens=32, *, extension=None, **options) -> Iterator[Iterator[tuple[float, dict]]]:
+        body = {"model": self.model(), "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        body |= {"ignore_eos": True, "pdrelay": {"trace": True, **(extension or {})}} | options
+        started = time.monotonic()
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=180) as response:
+            if response.status_code != 200:
+                response.read()
+                yield iter([(0.0, response.json())])
+                return
+            yield ((time.monotonic() - started, chunk) for chunk in events(response))
+
+    def model(self) -> str:
+        return httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+
+    def depot_counters(self) -> dict[str, dict]:
+        """The counters that must return to their start, by depot."""
+        return {part["name"]: part["depot"] for part in self.status()["parts"] if part.get("depot")}
+
+
+def take(answer: Answer, stamped: tuple[float, dict]) -> None:
+    """Adds one chunk to an answer."""
+    at, chunk = stamped
+    if "error" in chunk:
+        answer.error = chunk["error"]
+        return
+    extension = chunk.get("pdrelay") or {}
+    if "token_ids" in extension:
+        answer.trace = extension
+    if "index" in extension and "tier" in extension:
+        answer.arrivals.append(at)
+        answer.tiers.append(extension["tier"])
+        answer.indices.append(extension["index"])
+    for choice in chunk.get("choices", []):
+        answer.text += choice.get("text") or ""
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+
+
+def events(response: httpx.Response) -> Iterator[dict]:
+    """The JSON of each server-sent event up to [DONE]."""
+    for line in response.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def pdrelay(*arguments: str, check: bool = True, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """Runs one command of the CLI."""
+    result = subprocess.run(
+        [sys.executable, "-m", "pdrelay.cli.main", *arguments], capture_output=True, text=True, timeout=timeout
+    )
+    assert not check or result.returncode == 0, f"{arguments}: {result.stdout[-2000:]}{result.stderr[-4000:]}"
+    return result
+
+
+@contextmanager
+def running(run_dir: Path, *options: str) -> Iterator[Deployment]:
+    """`pdrelay up`, then `pdrelay down`, after which nothing of it may be left."""
+    port = free_port()
+    try:
+        pdrelay("up", "--run-dir", str(run_dir), "--port", str(port), "--debug", *options)
+        yield Deployment(run_dir, port)
+    finally:
+        pdrelay("down", "--run-dir", str(run_dir))
+    assert not leftovers(run_dir), "down left processes behind"
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def leftovers(run_dir: Path) -> list[str]:
+    """Processes that still belong to the deployment of `run_dir`."""
+    found, marker = [], f"PDRELAY_RUN={run_dir}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition, timeout: float = 10.0, what: str = "condition"):
+    """Polls until `condition()` is true; returns its value."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
+        time.sleep(0.05)  # a poll against a deadline, not a guess at a duration
+    return value

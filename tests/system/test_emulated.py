@@ -1,0 +1,141 @@
+"""A whole deployment on emulated engines: real processes, sockets, TLS, depots and line; modelled compute.
+
+The emulated engine's next token depends on every token before it and on the KV bytes it loaded, so equal output through
+different paths means that nothing was lost, doubled or mixed up.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from deployment import Deployment, pdrelay, running, take, wait_until
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("run"), "--emulated", "--wan-rate", "200mbit", "--wan-rtt", "10ms") as up:
+        yield up
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [random.Random(f"{seed}/{i}").randrange(1000, 1200) for i in range(length)]
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 200, 1000])
+def test_every_path_gives_the_same_tokens(deployment: Deployment, length):
+    ids = prompt(length, length)
+    relayed = [
+        deployment.complete(ids, 40, extension={"pipeline": "p_rld_md", "handoff_at": k}, cache_salt=f"{length}-{k}")
+        for k in (1, 2, 17, 39)
+    ]
+    for answer, k in zip(relayed, (1, 2, 17, 39), strict=True):
+        assert answer.error is None
+        assert answer.trace["handoff_index"] == k
+        assert answer.indices == sorted(set(answer.indices))
+        assert len(answer.ids) == 40
+        assert answer.trace["relay_tokens"] == k - 1
+    direct = [
+        deployment.complete(ids, 40, extension={"pipeline": "p_md"}, cache_salt=f"{length}-{k}") for k in (1, 2, 17, 39)
+    ]
+    assert [answer.ids for answer in relayed] == [answer.ids for answer in direct]
+
+
+def test_a_cold_request_is_relayed_and_the_next_turn_is_not(deployment: Deployment):
+    ids = prompt(7, 640)
+    first = deployment.complete(ids, 32)
+    assert first.trace["pipeline"] == "p_rld_md"
+    assert first.trace["wan_bytes"] > 0
+    second = wait_until(lambda: _if_hit(deployment, ids + first.ids + prompt(8, 10)), what="the index to hear of it")
+    assert second.trace["hit_rate"] >= 0.95
+    assert second.trace["wan_bytes_saved"] > second.trace["wan_bytes"]
+
+
+def _if_hit(deployment, ids):
+    answer = deployment.complete(ids, 2)
+    return answer if answer.trace["pipeline"] == "p_md" else None
+
+
+def test_many_at_once_and_nothing_is_left(deployment: Deployment):
+    before = deployment.depot_counters()
+
+    def one(seed):
+        return deployment.complete(prompt(seed, 50 + seed * 7), 30)
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(one, range(100, 164)))
+    assert all(answer.error is None and len(answer.ids) == 30 for answer in answers)
+    _nothing_held(deployment, before)
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 25])
+def test_a_client_that_goes_away_frees_everything(deployment: Deployment, after):
+    before = deployment.depot_counters()
+    with deployment.stream(prompt(after + 300, 500), 2000) as chunks:
+        for _ in range(after):
+            next(chunks)
+    _nothing_held(deployment, before)
+    health = httpx.get(f"{deployment.url}/health")
+    assert health.status_code == 200
+
+
+def _nothing_held(deployment, before):
+    held = ("reserved", "pinned", "leases", "transfers")
+
+    def at_start():
+        now = deployment.depot_counters()
+        return all(now[depot][key] == before[depot][key] for depot in before for key in held)
+
+    wait_until(at_start, 10, "leases, reservations and transfers to end")
+
+
+def test_what_is_down_is_said_and_what_can_go_on_goes_on(tmp_path):
+    with running(tmp_path / "run", "--emulated", "--wan-rate", "2mbit") as up:
+        with up.stream(prompt(1, 800), 60) as chunks:
+            stamped = [next(chunks) for _ in range(8)]
+            up.kill("md-0")
+            stamped += list(chunks)
+        answer = _answer(stamped)
+        assert answer.error is None
+        assert len(answer.ids) == 60
+        assert answer.indices == sorted(set(answer.indices))
+        assert set(answer.tiers) == {"prefill", "relay"}
+        refused = wait_until(lambda: _refusal(up), 10, "the gateway to notice")
+        assert "md-0" in refused["message"]
+        assert "down" in refused["message"]
+        assert httpx.get(f"{up.url}/health").status_code == 503
+        assert up.part("md-0")["state"] != "running"
+
+
+def _answer(stamped):
+    from deployment import Answer
+
+    answer = Answer()
+    for chunk in stamped:
+        take(answer, chunk)
+    return answer
+
+
+def _refusal(up):
+    response = httpx.post(
+        f"{up.url}/v1/completions", json={"model": up.model(), "prompt": [1000, 1001], "max_tokens": 2}
+    )
+    return response.json()["error"] if response.status_code == 503 else None
+
+
+def test_up_twice_and_down_twice(tmp_path):
+    run_dir = tmp_path / "run"
+    with running(run_dir, "--emulated") as up:
+        again = pdrelay("up", "--emulated", "--run-dir", str(run_dir), "--port", str(up.port), "--debug")
+        assert "already" in again.stdout + again.stderr
+    assert pdrelay("down", "--run-dir", str(run_dir)).returncode == 0
+
+
+def test_emulated_deployment_starts_in_seconds(tmp_path):
+    started = time.monotonic()
+    with running(tmp_path / "run", "--emulated"):
+        took = time.monotonic() - started
+    print(f"\nup --emulated took {took:.1f} s")

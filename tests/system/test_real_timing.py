@@ -1,0 +1,129 @@
+"""Real vLLM and weights, bfloat16, a line of 20 Mbit/s and 30 ms: the relay, the next turn, endurance, failure."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import httpx
+import pytest
+from corpus import prompts
+from deployment import Answer, pdrelay, running, take, wait_until
+from tokenizers import Tokenizer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+KV_BYTES_PER_TOKEN = 23_040
+PAGE_BYTES = 32 * KV_BYTES_PER_TOKEN
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("run"), "--wan-rate", "20mbit", "--wan-rtt", "30ms") as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    model = Path(pdrelay("up", "--print-model").stdout.strip())
+    return Tokenizer.from_file(str(model / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def long_prompt(tokenizer) -> list[int]:
+    return prompts(tokenizer, 1, 1500, 1500)[0]
+
+
+def test_the_relay_hides_the_line(trio, long_prompt, capsys):
+    relayed = trio.complete(long_prompt, 64, cache_salt="relayed").trace
+    direct = trio.complete(long_prompt, 8, extension={"pipeline": "p_md"}, cache_salt="direct").trace
+    assert relayed["pipeline"] == "p_rld_md"
+    with_relay = relayed["second_token"] - relayed["prefill_done"]
+    without = direct["second_token"] - direct["prefill_done"]
+    with capsys.disabled():
+        print(
+            f"\n1,500 cold tokens over 20 Mbit/s, 30 ms: second token {with_relay:.2f} s after prefill with the relay,"
+            f" {without:.2f} s without (cdc_pd); ratio {without / with_relay:.1f}"
+        )
+    assert with_relay <= 1.5
+    assert without >= 3 * with_relay
+    assert direct["wan_bytes"] >= len(long_prompt) * KV_BYTES_PER_TOKEN
+
+
+def test_the_next_turn_sends_only_what_is_new(trio, long_prompt, tokenizer, capsys):
+    first = trio.complete(long_prompt, 600, cache_salt="turns")
+    assert first.trace["handoff_index"] is not None, "the answer is long enough for the handoff to happen"
+    fresh = tokenizer.encode("And what does that mean for somebody who only wants to use it?").ids
+    second_prompt = long_prompt + first.ids + fresh
+    second = trio.complete(second_prompt, 16, cache_salt="turns")
+    with capsys.disabled():
+        print(f"\nnext turn, {len(fresh)} new tokens: {second.trace['wan_bytes']} bytes sent, "
+              f"{second.trace['wan_bytes_saved']} saved, hit rate {second.trace['hit_rate']:.3f}")  # fmt: skip
+    assert second.trace["pipeline"] == "p_md"
+    assert second.trace["wan_bytes"] <= len(fresh) * KV_BYTES_PER_TOKEN + 2 * PAGE_BYTES
+
+
+def test_bfloat16_agreement_is_reported(trio, tokenizer, capsys):
+    cases = prompts(tokenizer, 16, 20, 300)
+    agree = total = 0
+    for index, prompt in enumerate(cases):
+        at = {"pipeline": "p_rld_md", "handoff_at": 1 + index * 2}
+        relayed = trio.complete(prompt, 40, extension=at, cache_salt=f"bf16-{index}")
+        direct = trio.complete(prompt, 40, extension={"pipeline": "p_md"}, cache_salt=f"bf16-d-{index}")
+        assert relayed.indices == sorted(set(relayed.indices))
+        assert len(relayed.ids) == len(direct.ids) == 40
+        same = [a == b for a, b in zip(relayed.ids, direct.ids, strict=True)]
+        agree, total = agree + sum(same), total + len(same)
+    with capsys.disabled():
+        print(f"\nbfloat16: {agree} of {total} tokens agree between P-RLD-MD and P-MD ({agree / total:.1%})")
+
+
+def test_eight_clients_for_two_minutes(trio, tokenizer):
+    before, parts = trio.depot_counters(), {p["name"]: p["pid"] for p in trio.status()["parts"]}
+    cases, number = prompts(tokenizer, 24, 30, 250), count()
+    deadline = time.monotonic() + 120
+
+    def client(_):
+        answers = []
+        while time.monotonic() < deadline:
+            answers.append(trio.complete(cases[next(number) % len(cases)], 24))
+        return answers
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = [answer for batch in pool.map(client, range(8)) for answer in batch]
+    assert all(answer.error is None and len(answer.ids) == 24 for answer in answers)
+    assert {p["name"]: p["pid"] for p in trio.status()["parts"]} == parts
+    assert all(p["state"] == "running" for p in trio.status()["parts"])
+    held = ("reserved", "pinned", "leases", "transfers")
+    wait_until(
+        lambda: all(trio.depot_counters()[d][key] == before[d][key] for d in before for key in held),
+        60,  # demoted transfers finish over the slow line
+        "leases and transfers to end",
+    )
+
+
+def test_main_decode_killed_while_the_relay_decodes(trio, long_prompt):
+    """Last in this file: main decode stays dead."""
+    answer = Answer()
+    with trio.stream(long_prompt, 120, cache_salt="kill") as chunks:
+        for _ in range(10):
+            take(answer, next(chunks))
+        trio.kill("md-0")
+        for chunk in chunks:
+            take(answer, chunk)
+    assert answer.error is None
+    assert answer.indices == sorted(set(answer.indices))
+    assert len(answer.ids) == 120
+    assert answer.tiers[-1] == "relay"
+    assert answer.finish_reason == "length"
+    error = wait_until(lambda: _refusal(trio), 15, "the gateway to notice")
+    assert "md-0" in error["message"]
+    assert "down" in error["message"]
+
+
+def _refusal(trio):
+    body = {"model": trio.model(), "prompt": "Hello", "max_tokens": 2}
+    response = httpx.post(f"{trio.url}/v1/completions", json=body, timeout=60)
+    return response.json()["error"] if response.status_code == 503 else None
