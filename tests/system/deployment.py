@@ -41,11 +41,13 @@ class Deployment:
         self.run_dir, self.port, self.url = run_dir, port, f"http://127.0.0.1:{port}"
 
     def status(self) -> dict:
-        output = pdrelay("status", "--run-dir", str(self.run_dir), "--json").stdout
-        return json.loads(output)
+        return json.loads(pdrelay("status", "--run-dir", str(self.run_dir), "--json", check=False).stdout)
+
+    def parts(self) -> list[dict]:
+        return self.status()["state"]["parts"]
 
     def part(self, name: str) -> dict:
-        return next(part for part in self.status()["parts"] if part["name"] == name)
+        return next(part for part in self.parts() if part["name"] == name)
 
     def kill(self, name: str) -> None:
         """SIGKILL to every process of a part."""
@@ -74,9 +76,16 @@ class Deployment:
     def model(self) -> str:
         return httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
 
-    def depot_counters(self) -> dict[str, dict]:
-        """The counters that must return to their start, by depot."""
-        return {part["name"]: part["depot"] for part in self.status()["parts"] if part.get("depot")}
+    def held(self) -> dict[str, float]:
+        """What depots hold for requests; must return to its start when they have ended."""
+        counters = self.status()["counters"]
+        samples = {sample: value for part in counters.values() for sample, value in part.items()}
+        held = {sample: value for sample, value in samples.items() if sample.startswith(HELD)}
+        assert len(held) == 2 * len(HELD), f"counters are missing: {sorted(samples)}"
+        return held
+
+
+HELD = tuple(f"pdrelay_depot_{name}" for name in ("reserved_pages", "pinned_pages", "leases", "transfers"))
 
 
 def take(answer: Answer, stamped: tuple[float, dict]) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 from corpus import prompts
-from deployment import free_port, pdrelay, running, wait_until
+from deployment import free_port, running, wait_until
 from openai import OpenAI
 from tokenizers import Tokenizer
+
+from pdrelay.cli.local.model import ensure_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -62,7 +64,7 @@ def _answers(server: subprocess.Popen, url: str, log: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def model() -> Path:
-    return Path(pdrelay("up", "--print-model").stdout.strip())
+    return ensure_checkpoint()
 
 
 @pytest.fixture(scope="module")
@@ -121,16 +123,11 @@ def test_greedy_output_equals_one_instance(trio, cases, reference, pipeline):
 
 def test_eight_clients_and_nothing_is_left(trio, cases):
     """The short form; two minutes of it run in the timing suite."""
-    before = trio.depot_counters()
+    before = trio.held()
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda i: trio.complete(cases[i], 24), range(24)))
     assert all(answer.error is None and len(answer.ids) == 24 for answer in answers)
-    held = ("reserved", "pinned", "leases", "transfers")
-    wait_until(
-        lambda: all(trio.depot_counters()[d][key] == before[d][key] for d in before for key in held),
-        15,
-        "leases and transfers to end",
-    )
+    wait_until(lambda: trio.held() == before, 15, "leases and transfers to end")
 
 
 def test_the_official_client(trio):

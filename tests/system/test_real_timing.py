@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from pathlib import Path
 
 import httpx
 import pytest
 from corpus import prompts
-from deployment import Answer, pdrelay, running, take, wait_until
+from deployment import Answer, running, take, wait_until
 from tokenizers import Tokenizer
+
+from pdrelay.cli.local.model import ensure_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -27,8 +28,7 @@ def trio(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    model = Path(pdrelay("up", "--print-model").stdout.strip())
-    return Tokenizer.from_file(str(model / "tokenizer.json"))
+    return Tokenizer.from_file(str(ensure_checkpoint() / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_bfloat16_agreement_is_reported(trio, tokenizer, capsys):
 
 
 def test_eight_clients_for_two_minutes(trio, tokenizer):
-    before, parts = trio.depot_counters(), {p["name"]: p["pid"] for p in trio.status()["parts"]}
+    before, parts = trio.held(), {p["name"]: p["pid"] for p in trio.parts()}
     cases, number = prompts(tokenizer, 24, 30, 250), count()
     deadline = time.monotonic() + 120
 
@@ -94,14 +94,9 @@ def test_eight_clients_for_two_minutes(trio, tokenizer):
     with ThreadPoolExecutor(8) as pool:
         answers = [answer for batch in pool.map(client, range(8)) for answer in batch]
     assert all(answer.error is None and len(answer.ids) == 24 for answer in answers)
-    assert {p["name"]: p["pid"] for p in trio.status()["parts"]} == parts
-    assert all(p["state"] == "running" for p in trio.status()["parts"])
-    held = ("reserved", "pinned", "leases", "transfers")
-    wait_until(
-        lambda: all(trio.depot_counters()[d][key] == before[d][key] for d in before for key in held),
-        60,  # demoted transfers finish over the slow line
-        "leases and transfers to end",
-    )
+    assert {p["name"]: p["pid"] for p in trio.parts()} == parts
+    assert all(p["condition"] == "ready" for p in trio.parts())
+    wait_until(lambda: trio.held() == before, 60, "leases, also those of demoted transfers, to end")
 
 
 def test_main_decode_killed_while_the_relay_decodes(trio, long_prompt):

@@ -35,8 +35,10 @@ class Part(NamedTuple):
 class EngineDepot(Protocol):
     """What an engine's connector asks of the depot of its host. Blocking, thread-safe, a local round trip each.
 
-    `owner` names who holds leases and reservations, one a request; all that an owner holds ends with `release`,
-    and all owners of a connection end when it closes. Every call raises DepotUnavailableError when the depot is gone.
+    `owner` names who holds leases and reservations, one a request; all that an owner holds ends with `release`. An
+    engine's scheduler and workers are processes with a connection each: connections of one instance share its owners
+    (the scheduler reserves, a worker publishes and releases), and an owner ends when the connection that first named
+    it closes. Every call raises DepotUnavailableError when the depot is gone.
     """
 
     @property

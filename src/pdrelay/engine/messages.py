@@ -18,6 +18,7 @@ import msgspec
 
 PATH = "/inference/pdrelay/sessions"
 VERSION = 1
+SUBPROTOCOL = f"pdrelay.v{VERSION}"  # the WebSocket subprotocol: a client of another version is told so at once
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,12 +123,13 @@ class Extended(msgspec.Struct, frozen=True, tag="extended"):
     prediction: int  # the engine's own next token, never emitted
 
 
-class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
-    """Output tokens `index`, `index + 1`, ..."""
+class Tokens(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
+    """Output tokens `index`, `index + 1`, ... With `last`, Finished with a reason follows in the same frame."""
 
     sid: str
     index: int
     ids: list[int]
+    last: bool = False
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_defaults=True):

@@ -1,0 +1,1 @@
+"""Deployments on this machine: what `up`, `down` and `status` stand on."""

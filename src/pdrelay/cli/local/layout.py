@@ -1,0 +1,157 @@
+"""The deployment of `up`: two datacenters on one machine, a shaped line between them.
+
+dc-a: gateway, host-a with prefill p-0 and relay rld-0      dc-b: host-b with main decode md-0
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from pdrelay.cli.local.ports import free_addresses
+from pdrelay.cli.wan.admin import UNLIMITED, parse_line_rate
+from pdrelay.cluster.units import parse_time
+from pdrelay.errors import ConfigError
+from pdrelay.perf.profile import shipped
+
+UNSHAPED_RATE = "10gbit"
+"""What the policy is told of a line without limit."""
+
+
+class Settings(NamedTuple):
+    """The options of `up` that shape the deployment."""
+
+    emulated: bool = False
+    debug: bool = False
+    wan_rate: str = "20mbit"
+    wan_rtt: str = "30ms"
+    port: int = 8000
+    policy: str = "pdd"
+    dtype: str = "bfloat16"
+
+    def check(self) -> None:
+        """Raises ConfigError naming the option that is wrong."""
+        for option, value, parse in (
+            ("--wan-rate", self.wan_rate, parse_line_rate),
+            ("--wan-rtt", self.wan_rtt, parse_time),
+        ):
+            try:
+                parse(value)
+            except ValueError as error:
+                raise ConfigError(f"{option}: {error}") from error
+
+    @property
+    def line_rate(self) -> str:
+        """Rate of the line itself."""
+        return "unlimited" if self.wan_rate.strip().lower() in UNLIMITED else self.wan_rate
+
+    def as_text(self) -> dict[str, str]:
+        """For comparing and printing."""
+        return {name: str(value).lower() for name, value in self._asdict().items()}
+
+
+class Demo(NamedTuple):
+    """The model that the deployment serves."""
+
+    name: str
+    path: Path
+    profile: Path | None = None  # emulated engines: None for the shipped one
+
+
+class Places(NamedTuple):
+    """Everything that must be free on this machine; addresses as `host:port`."""
+
+    sockets: Path  # directory
+    certificates: Path
+    depot_a: str
+    depot_b: str
+    depot_a_metrics: str
+    depot_b_metrics: str
+    prefill: str
+    relay: str
+    main: str
+    depot_b_control: str  # of the line, as the three below
+    depot_b_bulk: str
+    main_control: str
+    line_admin: str
+
+
+def choose_places(sockets: Path, certificates: Path) -> Places:
+    """Picks free addresses."""
+    return Places(sockets, certificates, *free_addresses(len(Places._fields) - 2))
+
+
+def deployment_text(settings: Settings, model: Demo, places: Places) -> str:
+    """The deployment file."""
+    return "\n".join(_lines(settings, model, places)) + "\n"
+
+
+Table = dict[str, object]
+
+
+def _lines(settings: Settings, model: Demo, places: Places) -> Iterable[str]:
+    yield f"fleet_key_file = {_value(str(places.certificates / 'fleet.key'))}"
+    yield from _table("[model]", {
+        "name": model.name, "path": str(model.path),
+        "max_model_len": 8192, "dtype": settings.dtype,
+    })  # fmt: skip
+    yield from _table("[gateway]", {
+        "cluster": "dc-a", "listen": f"127.0.0.1:{settings.port}", "debug": settings.debug,
+    })  # fmt: skip
+    yield from _table("[tls]", {"directory": str(places.certificates)})
+    yield from _table("[policy]", {"name": settings.policy})
+    for cluster in ("dc-a", "dc-b"):
+        yield from _table("[[cluster]]", {"name": cluster})
+    yield from _table("[[host]]", {
+        "name": "host-a", "cluster": "dc-a", "socket": str(places.sockets / "host-a.sock"),
+        "listen": places.depot_a, "metrics": places.depot_a_metrics,
+    })  # fmt: skip
+    yield from _table("[[host]]", {
+        "name": "host-b", "cluster": "dc-b", "socket": str(places.sockets / "host-b.sock"),
+        "listen": places.depot_b, "address": places.depot_b_control, "metrics": places.depot_b_metrics,
+    })  # fmt: skip
+    for instance in _instances(settings, places):
+        yield from _table("[[instance]]", {**instance, **_engine(settings, model)})
+    yield from _table("[[link]]", {
+        "source": "dc-a", "target": "dc-b",
+        "rate": UNSHAPED_RATE if settings.line_rate == "unlimited" else settings.wan_rate, "rtt": settings.wan_rtt,
+        "control": {"host-b": places.depot_b_control}, "bulk": {"host-b": places.depot_b_bulk},
+    })  # fmt: skip
+
+
+def _instances(settings: Settings, places: Places) -> list[Table]:
+    # The baseline that decodes beside prefill uses the relay's engine as its decoder.
+    beside_prefill = ["relay", "decode"] if settings.policy == "idc_pd" else ["relay"]
+    return [
+        _instance("p-0", "dc-a", ["prefill"], "host-a", listen=places.prefill),
+        _instance("rld-0", "dc-a", beside_prefill, "host-a", listen=places.relay),
+        _instance("md-0", "dc-b", ["decode"], "host-b", listen=places.main, address=places.main_control),
+    ]
+
+
+def _instance(name: str, cluster: str, roles: list[str], host: str, **addresses: str) -> Table:
+    return {"name": name, "cluster": cluster, "roles": roles, "ranks": [{"host": host}], **addresses}
+
+
+def _engine(settings: Settings, model: Demo) -> Table:
+    if not settings.emulated:
+        return {"engine": "vllm"}
+    return {"engine": "emulated", "profile": str(model.profile or shipped("tiny-emulated"))}
+
+
+def _table(header: str, entries: Table) -> Iterable[str]:
+    yield ""
+    yield header
+    for key, value in entries.items():
+        yield f"{key} = {_value(value)}"
+
+
+def _value(value: object) -> str:
+    """TOML of strings, numbers, truth values, lists and inline tables."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(entry)}" for key, entry in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)  # the escapes of JSON strings are TOML's

@@ -1,0 +1,1 @@
+"""The wide-area line in user space."""

@@ -1,0 +1,250 @@
+"""A gateway's connection to a depot, over its Unix socket or over TLS, that keeps itself alive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import count
+from typing import TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from pdrelay.depot import wire
+from pdrelay.depot.base import DepotEvent, DepotStats, Forgotten, Removed, Stored, Transfer, TransferStats
+from pdrelay.depot.sockets import Streams, dial_control, read_frame
+from pdrelay.errors import DepotUnavailableError, PdrelayError
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+MIN_BACKOFF, MAX_BACKOFF = 0.05, 2.0
+HELLO_SECONDS = 10.0
+
+Dial = Callable[[], Awaitable[Streams]]
+
+_nothing = msgspec.msgpack.Decoder(None)
+_transfer_stats = msgspec.msgpack.Decoder(TransferStats)
+_depot_stats = msgspec.msgpack.Decoder(DepotStats)
+
+
+class EventStream:
+    """One reader of `events()`, and the holders that it has been told of."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[DepotEvent] = asyncio.Queue()
+        self._holders: dict[str, None] = {}
+
+    def put(self, event: DepotEvent) -> None:
+        """Queues an event."""
+        if isinstance(event, Stored | Removed):
+            self._holders[event.holder] = None
+        elif isinstance(event, Forgotten):
+            self._holders.pop(event.holder, None)
+        self.queue.put_nowait(event)
+
+    def void(self) -> None:
+        """All that was told is void: the connection is new."""
+        for holder in list(self._holders):
+            self.put(Forgotten(holder))
+
+
+class ControlClient:
+    """DepotControl over a connection made by `dial`. Reconnects, tells its transfers and subscriptions anew."""
+
+    def __init__(self, dial: Dial, name: str = "gateway") -> None:
+        self._dial, self._name, self._epoch = dial, name, uuid4().hex
+        self._ids = count(1)
+        self._pending: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._streams: dict[int, EventStream] = {}
+        self._transfers: dict[str, Transfer] = {}  # not demoted ones: told again after a reconnect
+        self._writer: asyncio.StreamWriter | None = None
+        self._welcome: wire.Welcome | None = None
+        self._why_down = "not connected yet"
+        self._connected = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def fleet_key(self) -> bytes:
+        """See DepotControl. Raises DepotUnavailableError before the first contact."""
+        if self._welcome is None:
+            raise DepotUnavailableError(self._why_down)
+        return self._welcome.fleet_key
+
+    @property
+    def depot(self) -> str:
+        """The depot's name. Raises DepotUnavailableError before the first contact."""
+        if self._welcome is None:
+            raise DepotUnavailableError(self._why_down)
+        return self._welcome.depot
+
+    @property
+    def connected(self) -> bool:
+        """Whether calls can succeed just now."""
+        return self._writer is not None
+
+    async def ready(self, timeout: float) -> None:
+        """Waits for the connection. Raises DepotUnavailableError with the reason."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._connected.wait()
+        except TimeoutError:
+            raise DepotUnavailableError(self._why_down) from None
+
+    async def wait(self, names: Sequence[bytes], engine: str = "") -> None:
+        """See DepotControl."""
+        await self._call(wire.Wait(list(names), engine), _nothing)
+
+    async def transfer(self, transfer: Transfer) -> None:
+        """See DepotControl."""
+        await self._call(wire.StartTransfer(transfer), _nothing)
+        self._transfers[transfer.xfer] = transfer
+
+    async def demote(self, xfer: str) -> None:
+        """See DepotControl."""
+        self._transfers.pop(xfer, None)
+        await self._call(wire.Demote(xfer), _nothing)
+
+    async def end(self, xfer: str) -> TransferStats:
+        """See DepotControl."""
+        self._transfers.pop(xfer, None)
+        return await self._call(wire.End(xfer), _transfer_stats)
+
+    async def transfer_stats(self, xfer: str) -> TransferStats:
+        """See DepotControl."""
+        return await self._call(wire.AskTransferStats(xfer), _transfer_stats)
+
+    async def stats(self) -> DepotStats:
+        """See DepotControl."""
+        return await self._call(wire.AskStats(), _depot_stats)
+
+    async def events(self) -> AsyncIterator[DepotEvent]:
+        """See DepotControl."""
+        number, stream = next(self._ids), EventStream()
+        self._streams[number] = stream
+        self._tell(wire.Subscribe(number))
+        try:
+            while True:
+                yield await stream.queue.get()
+        finally:
+            self._streams.pop(number, None)
+            self._tell(wire.Unsubscribe(number))
+
+    async def aclose(self) -> None:
+        """See DepotControl."""
+        self._tell(wire.Goodbye())
+        writer = self._writer
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if writer is not None:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await writer.wait_closed()
+
+    # The connection
+
+    async def _run(self) -> None:
+        backoff = MIN_BACKOFF
+        while True:
+            try:
+                await self._converse()
+                backoff = MIN_BACKOFF
+            except (OSError, PdrelayError, TimeoutError, asyncio.IncompleteReadError) as error:
+                if self._connected.is_set():
+                    backoff = MIN_BACKOFF
+                self._down(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            except asyncio.CancelledError:
+                self._down("the connection is closed")
+                raise
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, MAX_BACKOFF)
+
+    async def _converse(self) -> None:
+        async with asyncio.timeout(HELLO_SECONDS):
+            reader, writer = await self._dial()
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                writer.write(wire.frame(wire.Hello(kind="control", name=self._name, epoch=self._epoch)))
+                self._welcome = wire.decode_welcome(await read_frame(reader))
+            self._up(writer)
+            while True:
+                self._on_message(wire.decode_from_depot(await read_frame(reader)))
+        finally:
+            self._writer = None
+            writer.close()
+
+    def _up(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        for number, stream in self._streams.items():
+            stream.void()
+            self._tell(wire.Subscribe(number))
+        for transfer in self._transfers.values():
+            future = self._send_call(next(self._ids), wire.StartTransfer(transfer))
+            future.add_done_callback(_log_failure)
+        self._connected.set()
+
+    def _down(self, why: str) -> None:
+        self._why_down = why
+        self._connected.clear()
+        pending, self._pending = self._pending, {}
+        for future in pending.values():
+            if not future.done():
+                future.set_exception(DepotUnavailableError(why))
+
+    def _on_message(self, message: wire.FromDepot) -> None:
+        if isinstance(message, wire.Happened):
+            if (stream := self._streams.get(message.stream)) is not None:
+                stream.put(message.event)
+            return
+        if message.call == 0:
+            assert isinstance(message, wire.Failure)
+            raise wire.rebuild(message)
+        future = self._pending.pop(message.call, None)
+        if future is None or future.done():
+            return
+        if isinstance(message, wire.Failure):
+            future.set_exception(wire.rebuild(message))
+        else:
+            future.set_result(message.value)
+
+    async def _call(self, request: wire.Request, decoder: msgspec.msgpack.Decoder[T]) -> T:
+        if self._writer is None:
+            raise DepotUnavailableError(self._why_down)
+        call = next(self._ids)
+        future = self._send_call(call, request)
+        try:
+            return decoder.decode(await future)
+        except asyncio.CancelledError:
+            self._tell(wire.CancelCall(call))
+            raise
+        finally:
+            self._pending.pop(call, None)
+
+    def _send_call(self, call: int, request: wire.Request) -> asyncio.Future[msgspec.Raw]:
+        assert self._writer is not None
+        self._pending[call] = future = asyncio.get_running_loop().create_future()
+        self._writer.write(wire.frame(wire.Call(call, request)))
+        return future
+
+    def _tell(self, request: wire.Request) -> None:
+        if self._writer is not None:
+            self._writer.write(wire.frame(wire.Tell(request)))
+
+
+def _log_failure(future: asyncio.Future[msgspec.Raw]) -> None:
+    if not future.cancelled() and (error := future.exception()) is not None:
+        logger.warning("a transfer could not be taken up again: %s", error)
+
+
+def control_over_unix(socket_path: str, name: str = "gateway") -> ControlClient:
+    """A client of the depot on this host. Needs a running event loop; connects in the background (see `ready`)."""
+    return ControlClient(lambda: asyncio.open_unix_connection(socket_path), name)
+
+
+def connect_control(address: str, tls: ssl.SSLContext, server_name: str, name: str = "gateway") -> ControlClient:
+    """A client of depot `server_name` at `address`, `host:port`. Needs a running event loop; connects in the
+    background (see `ready`)."""
+    return ControlClient(lambda: dial_control(address, tls, server_name), name)

@@ -1,0 +1,276 @@
+"""The depot without its sockets: index, engines' caches, waiters, subscribers and transfers, kept in step.
+
+One thread owns a hub. The server calls it from its event loop, the in-memory twin under a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from itertools import count
+
+from pdrelay.depot.base import (
+    DepotEvent,
+    DepotStats,
+    Forgotten,
+    LinkState,
+    PageKind,
+    Part,
+    Removed,
+    Stored,
+    Transfer,
+    TransferStats,
+)
+from pdrelay.depot.contracts import Contracts, layout_of
+from pdrelay.depot.inbox import Inbox
+from pdrelay.depot.index import Changes, Index
+from pdrelay.depot.receiving import Receivers
+from pdrelay.depot.sending import Senders
+from pdrelay.depot.waiters import HeldPages, Waiter, Waiters
+from pdrelay.errors import ContractError
+from pdrelay.kv.contract import KVContract
+
+ORPHAN_SECONDS = 5.0
+"""How long the transfers of a gateway whose connection broke wait for it to come back."""
+
+
+class Hub:
+    """All state of one depot."""
+
+    def __init__(
+        self, name: str, arena: memoryview, fleet_key: bytes, clock: Callable[[], float], epoch_base: int = 0
+    ) -> None:
+        self.name, self.arena, self.fleet_key, self.clock = name, arena, fleet_key, clock
+        self.index = Index(len(arena), epoch_base)
+        self.contracts = Contracts(self.index)
+        self.held = HeldPages()
+        self.waiters = Waiters(self.index, self.held)
+        self.inbox = Inbox(arena)
+        self.senders = Senders(self.index, self.contracts, self.emit)
+        self.receivers = Receivers(self.index, self.contracts, self.held, self.inbox)
+        self.on_contracts: dict[int, Callable[[], None]] = {}
+        self._link_states: dict[str, LinkState] = {}
+        self._subscribers: dict[int, Callable[[DepotEvent], None]] = {}
+        self._ids = count(1)
+        self._opener: dict[str, int] = {}  # owner -> the connection that first named it
+        self._clients: dict[str, int] = {}  # connections of each gateway
+        self._orphans: dict[str, float] = {}  # gateways without connection, since when
+        self._settling = False
+
+    # Engines
+
+    def engine_joins(self, instance: str, contract: KVContract) -> int:
+        """A connection of an engine; its id. Raises ContractError when it does not fit those already here."""
+        connection = next(self._ids)
+        self.contracts.join(f"engine:{instance}:{connection}", contract)
+        self._contracts_changed()
+        return connection
+
+    def engine_leaves(self, instance: str, connection: int) -> None:
+        """The connection closed: all owners that it named first end."""
+        for owner in [owner for owner, opener in self._opener.items() if opener == connection]:
+            del self._opener[owner]
+            self.index.release(owner, died=True)
+        self.contracts.leave(f"engine:{instance}:{connection}")
+        if gone := self.held.forget(instance, connection):
+            self.emit(Forgotten(instance))
+            if names := self.held.names_of(instance):
+                self.emit(Stored(instance, names))
+            self.receivers.held_changed(instance, [], list(gone))
+        self._contracts_changed()
+
+    def lease(self, connection: int, owner: str, names: Sequence[bytes]) -> list[int]:
+        """See EngineDepot.lease."""
+        offsets = self.index.lease(owner, names)
+        if offsets:
+            self._opener.setdefault(owner, connection)
+        return offsets
+
+    def reserve(
+        self, connection: int, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind], contract: KVContract
+    ) -> list[int | None]:
+        """See EngineDepot.reserve."""
+        try:
+            offsets = self.index.reserve(owner, names, kinds, layout_of(contract))
+        finally:
+            self.settle()
+        if any(offset is not None for offset in offsets):
+            self._opener.setdefault(owner, connection)
+        return offsets
+
+    def publish(self, owner: str, parts: Sequence[Part | tuple[bytes, int, int]]) -> None:
+        """See EngineDepot.publish. Raises ProtocolError."""
+        for name, part, checksum in parts:
+            self.index.publish(owner, name, part, (checksum,))
+        self.settle()
+
+    def release(self, owner: str) -> None:
+        """See EngineDepot.release."""
+        self._opener.pop(owner, None)
+        self.index.release(owner)
+        self.settle()
+
+    def report_held(self, instance: str, connection: int, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """See EngineDepot.report_held."""
+        self.held.report(instance, connection, added, removed)
+        if removed:
+            self.emit(Removed(instance, list(removed)))
+        if added:
+            self.emit(Stored(instance, list(added)))
+            self.waiters.arrived(added, instance)
+        self.receivers.held_changed(instance, added, removed)
+        self.settle()
+
+    # Gateways
+
+    def client_joins(self, client: str) -> None:
+        """A connection of a gateway; its transfers live on."""
+        self._clients[client] = self._clients.get(client, 0) + 1
+        self._orphans.pop(client, None)
+
+    def client_leaves(self, client: str, *, for_good: bool) -> None:
+        """A gateway's connection closed."""
+        self._clients[client] -= 1
+        if self._clients[client] > 0:
+            return
+        del self._clients[client]
+        if for_good:
+            self.senders.client_gone(client)
+        else:
+            self._orphans[client] = self.clock()
+        self.settle()
+
+    def wait(self, names: Sequence[bytes], engine: str, done: Callable[[], None]) -> Waiter:
+        """See DepotControl.wait; `done` is called once, perhaps at once."""
+        return self.waiters.add(names, engine, done)
+
+    def transfer(self, transfer: Transfer, client: str) -> None:
+        """See DepotControl.transfer. Raises DepotError for a depot that no link leads to."""
+        self.senders.start(transfer, client, self.clock())
+        self.settle()
+
+    def demote(self, xfer: str) -> None:
+        """See DepotControl.demote."""
+        self.senders.demote(xfer)
+        self.settle()
+
+    def end(self, xfer: str) -> TransferStats:
+        """See DepotControl.end."""
+        stats = self.senders.end(xfer)
+        self.settle()
+        return stats
+
+    def stats(self) -> DepotStats:
+        """See DepotControl.stats."""
+        return DepotStats(
+            pages=len(self.index),
+            reserved=self.index.reserved,
+            pinned=self.index.pinned,
+            leases=self.index.owners,
+            transfers=len(self.senders) + len(self.receivers),
+            used_bytes=self.index.used_bytes,
+            capacity_bytes=self.index.capacity,
+            sent_bytes=self.senders.outbox.sent_bytes,
+            received_bytes=self.receivers.received_bytes,
+            corrupt_parts=self.receivers.corrupt_parts,
+            evicted_pages=self.index.evicted,
+            reserve_waits=self.index.reserve_waits + self.receivers.waits,
+        )
+
+    # Other depots
+
+    @property
+    def key_check(self) -> bytes:
+        """Proves the fleet key to another depot."""
+        return blake2b(key=self.fleet_key, digest_size=16, person=b"pdrelay.check").digest()
+
+    @property
+    def own_contracts(self) -> list[KVContract]:
+        """Contracts of the engines on this host."""
+        return self.contracts.declared("engine:")
+
+    def peer_contracts(self, holder: str, contracts: Sequence[KVContract]) -> None:
+        """What the engines beside a peer use. Raises ContractError when they differ from ours."""
+        self.contracts.leave(holder)
+        try:
+            for contract in contracts:
+                self.contracts.join(holder, contract)
+        except ContractError:
+            self.contracts.leave(holder)
+            raise
+        self.receivers.pump()
+        self.settle()
+
+    def link_state(self, state: LinkState) -> None:
+        """A link came up or went down."""
+        if self._link_states.get(state.to) != state:
+            self._link_states[state.to] = state
+            self.emit(state)
+
+    def links_up(self) -> dict[str, bool]:
+        """Every link that was tried, by the depot it leads to."""
+        return {to: state.up for to, state in self._link_states.items()}
+
+    def _contracts_changed(self) -> None:
+        self.settle()
+        self.receivers.pump()
+        for tell in list(self.on_contracts.values()):
+            tell()
+        self.settle()
+
+    # Events
+
+    def subscribe(self, tell: Callable[[DepotEvent], None]) -> int:
+        """Tells the present holdings at once and all events from now on; the subscription's id."""
+        if names := [page.name for page in self.index if page.complete]:
+            tell(Stored(self.name, names))
+        for instance in self.held.instances():
+            tell(Stored(instance, self.held.names_of(instance)))
+        for state in self._link_states.values():
+            tell(state)
+        subscription = next(self._ids)
+        self._subscribers[subscription] = tell
+        return subscription
+
+    def unsubscribe(self, subscription: int) -> None:
+        """Ends a subscription."""
+        self._subscribers.pop(subscription, None)
+
+    def emit(self, event: DepotEvent) -> None:
+        """Tells every subscriber."""
+        for tell in list(self._subscribers.values()):
+            tell(event)
+
+    # Keeping in step
+
+    def settle(self) -> None:
+        """Acts on what changed in the index, until nothing more follows from it."""
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            while changes := self.index.take_changes():
+                self._tell_holdings(changes)
+                self.receivers.on_changes(changes)
+                self.senders.on_changes(changes, self.clock())
+        finally:
+            self._settling = False
+
+    def _tell_holdings(self, changes: Changes) -> None:
+        # A name may have come and gone since the last look: what counts is whether it is here now.
+        if removed := [name for name in changes.removed if not self.index.complete(name)]:
+            self.emit(Removed(self.name, removed))
+        if stored := [name for name in changes.completed if self.index.complete(name)]:
+            self.emit(Stored(self.name, stored))
+            self.waiters.arrived(stored)
+
+    def tick(self) -> None:
+        """Call a few times a second."""
+        now = self.clock()
+        for client, since in list(self._orphans.items()):
+            if now - since >= ORPHAN_SECONDS:
+                del self._orphans[client]
+                self.senders.client_gone(client)
+        self.senders.tick(now)
+        self.receivers.tick(now)
+        self.settle()

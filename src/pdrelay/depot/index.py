@@ -1,0 +1,361 @@
+"""The index of pages: who writes what, who pins what, what goes when room is needed. Pure state, no I/O, no clock.
+
+An *owner* is a string. It writes pages (one writer a name) and pins names. A pin may come before its page: it takes
+effect as soon as the page is complete, which is how a transfer keeps what is still being produced.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pdrelay.depot.arena import ExtentAllocator, aligned
+from pdrelay.depot.base import PageKind
+from pdrelay.errors import ArenaFullError, ProtocolError
+
+
+class Layout(NamedTuple):
+    """The shape of a page: `parts` parts of `part_bytes` bytes, one after the other."""
+
+    parts: int
+    part_bytes: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page."""
+        return self.parts * self.part_bytes
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """A page that has room in the arena. It is complete when it has no writer."""
+
+    name: bytes
+    kind: PageKind
+    layout: Layout
+    offset: int
+    epoch: int  # grows with every new production of any page; parts of two epochs never mix
+    writer: str | None
+    have: int = 0  # bitmap of the parts that are written
+    checksums: array[int] = field(default_factory=lambda: array("Q"))
+    users: int = 0  # threads that read or write its bytes just now
+    dropped: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """All parts are here."""
+        return self.writer is None
+
+
+class Lost(NamedTuple):
+    """A page became absent before it was complete."""
+
+    name: bytes
+    died: bool  # its writer went away, rather than gave it up
+
+
+@dataclass(slots=True)
+class Changes:
+    """What happened since the last look."""
+
+    published: list[tuple[Page, int]] = field(default_factory=list)  # pages and bitmaps of their new parts
+    completed: list[bytes] = field(default_factory=list)
+    removed: list[bytes] = field(default_factory=list)  # complete pages that went
+    lost: list[Lost] = field(default_factory=list)
+    room: bool = False  # more room can be had than before
+
+    def __bool__(self) -> bool:
+        return bool(self.published or self.completed or self.removed or self.lost or self.room)
+
+
+@dataclass(slots=True)
+class Holdings:
+    """What one owner holds, in the order it took it."""
+
+    pins: dict[bytes, None] = field(default_factory=dict)
+    writes: dict[bytes, None] = field(default_factory=dict)
+
+
+class Index:
+    """The pages of one arena of `capacity` bytes. `epoch_base` must grow from one start of the depot to the next."""
+
+    def __init__(self, capacity: int, epoch_base: int = 0) -> None:
+        self._allocator = ExtentAllocator(capacity)
+        self._pages: dict[bytes, Page] = {}
+        self._pins: dict[bytes, dict[str, None]] = {}
+        self._owners: dict[str, Holdings] = {}
+        self._idle: OrderedDict[bytes, Page] = OrderedDict()  # complete and unpinned, next to go first
+        self._idle_bytes = 0
+        self._epoch = epoch_base
+        self._changes = Changes()
+        self.evicted = 0
+        self.reserve_waits = 0
+
+    # Looking
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the arena."""
+        return self._allocator.capacity
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that pages take."""
+        return self._allocator.capacity - self._allocator.free_bytes
+
+    @property
+    def available(self) -> int:
+        """Bytes that a new page may take: free ones and those of unpinned pages."""
+        return self._allocator.free_bytes + self._idle_bytes
+
+    @property
+    def owners(self) -> int:
+        """Owners that hold something."""
+        return len(self._owners)
+
+    @property
+    def pinned(self) -> int:
+        """Complete pages with a pin."""
+        return sum(self.complete(name) for name in self._pins)
+
+    @property
+    def reserved(self) -> int:
+        """Pages with a writer."""
+        return sum(len(holdings.writes) for holdings in self._owners.values())
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __iter__(self) -> Iterator[Page]:
+        return iter(self._pages.values())
+
+    def get(self, name: bytes) -> Page | None:
+        """The page called `name`, None when it is absent."""
+        return self._pages.get(name)
+
+    def complete(self, name: bytes) -> bool:
+        """Whether the page is complete."""
+        page = self._pages.get(name)
+        return page is not None and page.writer is None
+
+    def match(self, names: Sequence[bytes]) -> int:
+        """How many leading `names` are complete; those count as used just now."""
+        count = 0
+        for name in names:
+            page = self._pages.get(name)
+            if page is None or page.writer is not None:
+                break
+            count += 1
+        # The last page of a prefix is worth least: it must be the first to go.
+        for name in reversed(names[:count]):
+            if name in self._idle:
+                self._idle.move_to_end(name)
+        return count
+
+    def take_changes(self) -> Changes:
+        """What happened since the last call."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    # Pinning
+
+    def pin(self, owner: str, names: Sequence[bytes]) -> None:
+        """Pins `names`, absent ones included."""
+        if not names:
+            return
+        pins = self._holdings(owner).pins
+        for name in names:
+            pins[name] = None
+            self._pins.setdefault(name, {})[owner] = None
+            if (page := self._idle.pop(name, None)) is not None:
+                self._idle_bytes -= aligned(page.layout.page_bytes)
+
+    def lease(self, owner: str, names: Sequence[bytes]) -> list[int]:
+        """Pins the leading complete pages of `names`; their offsets."""
+        leading = names[: self.match(names)]
+        self.pin(owner, leading)
+        return [self._pages[name].offset for name in leading]
+
+    def unpin(self, owner: str, names: Sequence[bytes]) -> None:
+        """Ends the pins of `owner` on `names`."""
+        holdings = self._owners.get(owner)
+        if holdings is None:
+            return
+        for name in reversed(names):
+            if name in holdings.pins:
+                del holdings.pins[name]
+                self._unpin_one(owner, name)
+        self._forget_if_empty(owner, holdings)
+
+    # Writing
+
+    def reserve(
+        self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind], layout: Layout
+    ) -> list[int | None]:
+        """Makes `owner` the writer of each absent page. Raises ArenaFullError, and reserves none, without room."""
+        fresh = {name: kind for name, kind in zip(names, kinds, strict=True) if name not in self._pages}
+        if not fresh:
+            return [None] * len(names)
+        offsets = dict(zip(fresh, self._allocate(len(fresh), layout.page_bytes), strict=True))
+        holdings = self._holdings(owner)
+        for name, kind in fresh.items():
+            self._epoch += 1
+            self._pages[name] = Page(name, kind, layout, offsets[name], self._epoch, owner)
+            self._pages[name].checksums.frombytes(bytes(8 * layout.parts))
+            holdings.writes[name] = None
+            if kind is PageKind.TRANSFER:
+                self.pin(owner, [name])  # or it would go the moment it is complete
+        return [offsets.pop(name, None) for name in names]
+
+    def publish(self, owner: str, name: bytes, first: int, checksums: Sequence[int]) -> bool:
+        """The parts from `first` on are written; False when `owner` is not (or no longer) the writer.
+
+        Raises ProtocolError for a part that the page does not have.
+        """
+        page = self._pages.get(name)
+        if page is None or page.writer != owner:
+            return False
+        last = first + len(checksums)
+        if first < 0 or last > page.layout.parts:
+            raise ProtocolError(f"part {last - 1} of a page with {page.layout.parts} parts")
+        fresh = ((1 << len(checksums)) - 1) << first & ~page.have
+        if fresh:
+            page.checksums[first:last] = array("Q", checksums)
+            page.have |= fresh
+            self._changes.published.append((page, fresh))
+            if page.have == (1 << page.layout.parts) - 1:
+                self._complete(page, owner)
+        return True
+
+    def restart(self, owner: str, name: bytes) -> None:
+        """Forgets the parts that `owner` has written of a page that is not complete."""
+        page = self._pages[name]
+        assert page.writer == owner, "INV-DEPOT-2: a page has one writer"
+        self._epoch += 1
+        page.have, page.epoch = 0, self._epoch
+
+    def give_up(self, owner: str, names: Sequence[bytes], *, died: bool = False) -> None:
+        """Drops those of `names` that `owner` writes."""
+        holdings = self._owners.get(owner)
+        if holdings is None:
+            return
+        for name in names:
+            if name in holdings.writes:
+                del holdings.writes[name]
+                self._changes.lost.append(Lost(name, died))
+                self._drop(self._pages[name])
+        self._forget_if_empty(owner, holdings)
+
+    def release(self, owner: str, *, died: bool = False) -> None:
+        """Ends all that `owner` holds. `died` says that it went away without a word."""
+        holdings = self._owners.get(owner)
+        if holdings is None:
+            return
+        self.give_up(owner, list(holdings.writes), died=died)
+        self.unpin(owner, list(holdings.pins))
+        assert owner not in self._owners, "INV-DEPOT-3: a released owner holds nothing"
+
+    # Threads that touch bytes
+
+    def hold(self, page: Page) -> None:
+        """Keeps the page's bytes where they are, whatever becomes of the page, until `unhold`."""
+        page.users += 1
+        if page.users == 1 and self._idle.pop(page.name, None) is not None:
+            self._idle_bytes -= aligned(page.layout.page_bytes)
+
+    def unhold(self, page: Page) -> None:
+        """Ends one `hold`."""
+        page.users -= 1
+        assert page.users >= 0
+        if page.users == 0:
+            if page.dropped:
+                self._free(page)
+            else:
+                self._settle(page)
+
+    def in_use(self, layout: Layout) -> bool:
+        """Whether a page of this layout is pinned, being written or being read."""
+        return any(page.layout == layout and page.name not in self._idle for page in self)
+
+    def evict_all(self, layout: Layout) -> None:
+        """Drops every unpinned complete page of this layout."""
+        for page in [page for page in self._idle.values() if page.layout == layout]:
+            self._evict(page)
+
+    # Inside
+
+    def _holdings(self, owner: str) -> Holdings:
+        return self._owners.setdefault(owner, Holdings())
+
+    def _forget_if_empty(self, owner: str, holdings: Holdings) -> None:
+        if not holdings.pins and not holdings.writes:
+            self._owners.pop(owner, None)
+
+    def _unpin_one(self, owner: str, name: bytes) -> None:
+        pins = self._pins[name]
+        del pins[owner]
+        if not pins:
+            del self._pins[name]
+            if (page := self._pages.get(name)) is not None:
+                self._settle(page)
+
+    def _complete(self, page: Page, owner: str) -> None:
+        page.writer = None
+        holdings = self._owners[owner]
+        del holdings.writes[page.name]
+        self._changes.completed.append(page.name)
+        self._settle(page)
+        self._forget_if_empty(owner, holdings)
+
+    def _settle(self, page: Page) -> None:
+        """Puts a page that became unused where it belongs: in line for eviction, or away."""
+        if page.writer is not None or page.users or page.name in self._pins:
+            return
+        if page.kind is PageKind.TRANSFER:
+            self._changes.removed.append(page.name)
+            self._drop(page)
+            return
+        if page.name not in self._idle:
+            self._idle[page.name] = page
+            self._idle_bytes += aligned(page.layout.page_bytes)
+            self._changes.room = True
+
+    def _evict(self, page: Page) -> None:
+        assert page.name not in self._pins, "INV-DEPOT-4: a pinned page is never evicted"
+        del self._idle[page.name]
+        self._idle_bytes -= aligned(page.layout.page_bytes)
+        self.evicted += 1
+        self._changes.removed.append(page.name)
+        self._drop(page)
+
+    def _drop(self, page: Page) -> None:
+        del self._pages[page.name]
+        page.dropped = True
+        if page.users == 0:
+            self._free(page)
+
+    def _free(self, page: Page) -> None:
+        self._allocator.free(page.offset, page.layout.page_bytes)
+        self._changes.room = True
+
+    def _allocate(self, count: int, size: int) -> list[int]:
+        needed = count * aligned(size)
+        available = self.available
+        offsets: list[int] = []
+        while needed <= available and len(offsets) < count:
+            offset = self._allocator.allocate(size)
+            if offset is not None:
+                offsets.append(offset)
+            elif self._idle:
+                self._evict(next(iter(self._idle.values())))
+            else:  # enough bytes, but in pieces too small
+                break
+        if len(offsets) == count:
+            return offsets
+        for offset in offsets:
+            self._allocator.free(offset, size)
+        self.reserve_waits += 1
+        raise ArenaFullError(needed, available, self.capacity)

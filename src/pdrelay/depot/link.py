@@ -1,0 +1,236 @@
+"""The link from this depot to another: one control connection and several for bulk, kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pdrelay.depot import link_messages as messages
+from pdrelay.depot import wire
+from pdrelay.depot.base import LinkState
+from pdrelay.depot.bulk import MAX_BACKOFF, MIN_BACKOFF, Batches, BulkSender
+from pdrelay.depot.handshake import check_hello, hello_of
+from pdrelay.depot.hub import Hub
+from pdrelay.depot.outbox import FlyingBatch
+from pdrelay.depot.sockets import CONNECT_SECONDS, dial_control, read_frame
+from pdrelay.errors import PdrelayError, ProtocolError
+
+logger = logging.getLogger(__name__)
+
+MIN_BATCH, MAX_BATCH = 64 << 10, 1 << 20
+BATCH_SECONDS = 0.05
+"""A batch occupies its share of the line for about so long: what comes up meanwhile waits no longer."""
+QUEUE_SECONDS = 0.2
+"""Unacknowledged data beyond a round trip. More would sit in buffers on the way, ahead of smaller transfers."""
+BATCHES_AHEAD = 2  # handed to a thread: one it writes, one so that it need not wait for the event loop
+
+
+class Route(NamedTuple):
+    """How to reach another depot."""
+
+    depot: str
+    control: str  # address
+    bulk: str  # address
+    connections: int
+    rate: float  # bytes per second
+    rtt: float  # seconds
+
+
+@dataclass(slots=True)
+class Lane:
+    """One bulk connection as the event loop sees it."""
+
+    batches: Batches | None = None  # None while it is not connected
+    closing: bool = False
+    unwritten: dict[int, FlyingBatch] = field(default_factory=dict)  # the thread may still read their bytes
+    unacked: dict[int, FlyingBatch] = field(default_factory=dict)
+
+
+class DepotLink:
+    """A `Peer` over sockets. All methods run on the event loop."""
+
+    def __init__(self, hub: Hub, route: Route, tls: ssl.SSLContext) -> None:
+        self._hub, self._route, self._tls = hub, route, tls
+        self._loop = asyncio.get_running_loop()
+        self._writer: asyncio.StreamWriter | None = None
+        self._lanes: dict[BulkSender, Lane] = {}
+        self._senders: list[BulkSender] = []
+        self._batch_bytes = int(min(max(route.rate * BATCH_SECONDS / route.connections, MIN_BATCH), MAX_BATCH))
+        self._window = max(int(route.rate * (route.rtt + QUEUE_SECONDS)), route.connections * self._batch_bytes)
+        self._unacked_bytes = 0
+        hub.senders.peers[route.depot] = self
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def up(self) -> bool:
+        """See Peer."""
+        return self._writer is not None
+
+    @property
+    def rate(self) -> float:
+        """See Peer."""
+        return self._route.rate
+
+    def send(self, message: messages.LinkMessage) -> None:
+        """See Peer."""
+        if self._writer is not None:
+            self._writer.write(wire.frame(message))
+
+    def wake(self) -> None:
+        """See Peer."""
+        while (lane := self._idle_lane()) is not None:
+            batch = self._hub.senders.next_batch(self._route.depot, self._batch_bytes, self._hub.clock())
+            if batch is None:
+                return
+            assert lane.batches is not None
+            lane.unwritten[batch.header.batch] = lane.unacked[batch.header.batch] = batch
+            self._unacked_bytes += batch.payload
+            lane.batches.put(batch)
+
+    async def aclose(self) -> None:
+        """Ends all connections and waits for their threads."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for sender in self._senders:
+            await asyncio.to_thread(sender.thread.join, CONNECT_SECONDS)
+
+    def _idle_lane(self) -> Lane | None:
+        if self._writer is None or self._unacked_bytes >= self._window:
+            return None
+        lanes = [
+            lane for lane in self._lanes.values() if lane.batches is not None and len(lane.unwritten) < BATCHES_AHEAD
+        ]
+        return min(lanes, key=lambda lane: len(lane.unwritten), default=None)
+
+    # Control
+
+    async def _run(self) -> None:
+        backoff = MIN_BACKOFF
+        while True:
+            detail = "closed"
+            was_up = False
+            try:
+                await self._converse()
+            except (OSError, PdrelayError, TimeoutError, asyncio.IncompleteReadError) as error:
+                detail = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            except Exception:
+                logger.exception("link to depot %s failed", self._route.depot)
+                detail = "internal error, see the depot's log"
+            finally:
+                was_up = self._down(detail)
+            backoff = MIN_BACKOFF if was_up else min(backoff * 2, MAX_BACKOFF)
+            await asyncio.sleep(backoff)
+
+    async def _converse(self) -> None:
+        reader, writer = await dial_control(self._route.control, self._tls, self._route.depot)
+        try:
+            await self._shake_hands(reader, writer)
+            self._open(writer)
+            while True:
+                self._on_message(messages.decode(await read_frame(reader)))
+        finally:
+            writer.close()
+
+    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hub = self._hub
+        writer.write(wire.frame(hello_of(hub)))
+        async with asyncio.timeout(CONNECT_SECONDS):
+            answer = messages.decode(await read_frame(reader))
+        if isinstance(answer, wire.Failure):
+            raise wire.rebuild(answer)
+        if not isinstance(answer, messages.LinkHello):
+            raise ProtocolError(f"expected a hello, got {type(answer).__name__}")
+        check_hello(hub, answer)
+        hub.peer_contracts(self._holder, answer.contracts)
+
+    def _open(self, writer: asyncio.StreamWriter) -> None:
+        hub, route = self._hub, self._route
+        self._writer = writer
+        hub.on_contracts[id(self)] = lambda: self.send(messages.Contracts(hub.own_contracts))
+        self._senders = [sender for sender in self._senders if sender.thread.is_alive()]
+        for _ in range(route.connections):
+            sender = BulkSender(
+                route.bulk, self._tls, route.depot, hub.name, hub.arena, self._loop.call_soon_threadsafe,
+                self._on_lane_open, self._on_written, self._on_lane_broken,
+            )  # fmt: skip
+            self._lanes[sender] = Lane()
+            self._senders.append(sender)
+        hub.senders.link_up(route.depot)
+        hub.link_state(LinkState(route.depot, True))
+        hub.settle()
+
+    def _down(self, detail: str) -> bool:
+        """The control connection is gone; whether it had been up."""
+        hub, to = self._hub, self._route.depot
+        was_up = self._writer is not None
+        self._writer = None
+        for sender, lane in list(self._lanes.items()):
+            lane.batches, lane.closing = None, True
+            sender.stop()
+            if not lane.unwritten:
+                self._forget_lane(sender, lane)
+        hub.on_contracts.pop(id(self), None)
+        hub.contracts.leave(self._holder)
+        if was_up:
+            hub.senders.link_down(to, hub.clock())
+        hub.link_state(LinkState(to, False, detail))
+        hub.settle()
+        return was_up
+
+    @property
+    def _holder(self) -> str:
+        return f"peer:{self._route.depot}:out"
+
+    def _on_message(self, message: messages.LinkMessage) -> None:
+        if isinstance(message, messages.Ack):
+            self._on_ack(message.batch)
+        elif isinstance(message, messages.Contracts):
+            self._hub.peer_contracts(self._holder, message.contracts)
+        elif isinstance(message, wire.Failure):
+            raise wire.rebuild(message)
+        else:
+            self._hub.senders.on_message(self._route.depot, message)
+        self._hub.settle()
+
+    # Bulk
+
+    def _on_ack(self, number: int) -> None:
+        for lane in self._lanes.values():
+            if (batch := lane.unacked.pop(number, None)) is not None:
+                self._unacked_bytes -= batch.payload
+                self._hub.senders.outbox.acknowledged(batch)
+                self.wake()
+                return
+
+    def _on_lane_open(self, sender: BulkSender, batches: Batches) -> None:
+        if (lane := self._lanes.get(sender)) is not None and self._writer is not None:
+            lane.batches = batches
+            self.wake()
+
+    def _on_written(self, sender: BulkSender, batch: FlyingBatch) -> None:
+        lane = self._lanes.get(sender)
+        if lane is not None and lane.unwritten.pop(batch.header.batch, None) is not None:
+            self._hub.senders.outbox.written(batch)
+            self._hub.settle()
+        self.wake()
+
+    def _on_lane_broken(self, sender: BulkSender) -> None:
+        if (lane := self._lanes.get(sender)) is not None:
+            self._forget_lane(sender, lane)
+            self._hub.settle()
+            self.wake()
+
+    def _forget_lane(self, sender: BulkSender, lane: Lane) -> None:
+        """The thread touches the arena no more: what it had not delivered goes over other lanes."""
+        if lane.closing:
+            del self._lanes[sender]
+        else:
+            self._lanes[sender] = Lane()
+        for batch in lane.unwritten.values():
+            self._hub.senders.outbox.written(batch)
+        for batch in lane.unacked.values():
+            self._unacked_bytes -= batch.payload
+            self._hub.senders.outbox.failed(batch)

@@ -1,0 +1,193 @@
+"""What two depots say to each other.
+
+The sending depot opens the connections: one for control, several for bulk. Control frames are those of `wire`; a bulk
+connection carries, after its `BulkHello`, batches: a `Batch` frame and then the bytes of its runs, one after the other.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from pdrelay.depot import wire
+from pdrelay.errors import ProtocolError
+from pdrelay.kv.contract import KVContract
+
+VERSION = 1
+
+
+class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="link", array_like=True):
+    """First frame on the control connection, from both sides."""
+
+    version: int = VERSION
+    depot: str
+    key_check: bytes  # proves the fleet key without telling it
+    contracts: list[KVContract]  # of the engines on this host
+
+
+class Contracts(msgspec.Struct, frozen=True, tag="contracts", array_like=True):
+    """The engines on this host, and so their contracts, changed."""
+
+    contracts: list[KVContract]
+
+
+class Live(msgspec.Struct, frozen=True, tag="live", array_like=True):
+    """After a reconnect: the transfers that still live; all others from this depot have ended."""
+
+    xfers: list[str]
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer", array_like=True):
+    """The sender has `names`, or will have them. A known transfer may be offered again: the answer starts anew."""
+
+    xfer: str
+    names: list[bytes]
+    tail: bool
+    addressee: str
+    background: bool
+    contract: KVContract | None
+
+
+class Demoted(msgspec.Struct, frozen=True, tag="demoted", array_like=True):
+    """The transfer goes on at low priority with its first `names` names only."""
+
+    xfer: str
+    names: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended", array_like=True):
+    """The transfer is over: unpin."""
+
+    xfer: str
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered", array_like=True):
+    """The receiver has `have` of the names."""
+
+    xfer: str
+    have: int
+
+
+class Want(msgspec.Struct, frozen=True, tag="want", array_like=True):
+    """The receiver has room for this page and lacks the parts in bitmap `parts` of production `epoch` (0: any)."""
+
+    name: bytes
+    epoch: int
+    parts: bytes  # little-endian bitmap; empty means all parts
+
+
+class Wants(msgspec.Struct, frozen=True, tag="wants", array_like=True):
+    """What shall be sent for a transfer."""
+
+    xfer: str
+    wants: list[Want]
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ack", array_like=True):
+    """Batch `batch` has been read."""
+
+    batch: int
+
+
+class Arrived(msgspec.Struct, frozen=True, tag="arrived", array_like=True):
+    """All names of the transfer are complete at the receiver."""
+
+    xfer: str
+
+
+LinkMessage = LinkHello | Contracts | Live | Offer | Demoted | Ended | Answered | Wants | Ack | Arrived | wire.Failure
+
+
+class BulkHello(msgspec.Struct, frozen=True, kw_only=True, tag="bulk", array_like=True):
+    """First and only frame of its kind on a bulk connection."""
+
+    version: int = VERSION
+    depot: str
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True):
+    """Parts `first`, `first + 1`, ... of one page; their bytes follow the batch's header."""
+
+    name: bytes
+    epoch: int
+    first: int
+    part_bytes: int
+    checksums: bytes  # uint64, little-endian, one a part
+
+    @property
+    def parts(self) -> int:
+        """How many parts."""
+        return len(self.checksums) // 8
+
+    @property
+    def payload(self) -> int:
+        """Bytes of all parts."""
+        return self.parts * self.part_bytes
+
+
+class Batch(msgspec.Struct, frozen=True, tag="batch", array_like=True):
+    """A header; the payload of its runs follows outside the frame."""
+
+    batch: int
+    runs: list[Run]
+
+
+ClientHello = wire.Hello | LinkHello
+
+_first = msgspec.msgpack.Decoder(ClientHello)
+_messages = msgspec.msgpack.Decoder(LinkMessage)
+_bulk_hello = msgspec.msgpack.Decoder(BulkHello)
+_batch = msgspec.msgpack.Decoder(Batch)
+
+
+def decode_first(body: bytes | memoryview) -> ClientHello:
+    """The first frame on a control connection: a gateway's or a depot's. Raises ProtocolError."""
+    return wire.decoded(_first, body)
+
+
+def decode(body: bytes | memoryview) -> LinkMessage:
+    """A message of the control connection. Raises ProtocolError."""
+    return wire.decoded(_messages, body)
+
+
+def decode_bulk_hello(body: bytes | memoryview) -> BulkHello:
+    """A bulk connection's first frame. Raises ProtocolError."""
+    return wire.decoded(_bulk_hello, body)
+
+
+def decode_batch(body: bytes | memoryview) -> Batch:
+    """A batch's header. Raises ProtocolError."""
+    batch = wire.decoded(_batch, body)
+    for run in batch.runs:
+        if len(run.checksums) % 8 or run.part_bytes <= 0 or run.first < 0 or run.payload > wire.MAX_FRAME:
+            raise ProtocolError(f"a run of {run.parts} parts of {run.part_bytes} bytes from part {run.first}")
+    return batch
+
+
+def pack_checksums(checksums: Sequence[int]) -> bytes:
+    """Checksums as they travel."""
+    packed = array("Q", checksums)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_checksums(data: bytes) -> array[int]:
+    """The inverse of `pack_checksums`."""
+    packed = array("Q", data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed
+
+
+def pack_bits(bits: int) -> bytes:
+    """A bitmap as it travels."""
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def unpack_bits(data: bytes) -> int:
+    """The inverse of `pack_bits`."""
+    return int.from_bytes(data, "little")

@@ -1,0 +1,71 @@
+"""A connection from a depot that sends to this one."""
+
+from __future__ import annotations
+
+from pdrelay.depot import link_messages as link
+from pdrelay.depot import wire
+from pdrelay.depot.bulk import BulkReceiver
+from pdrelay.depot.handshake import check_hello, hello_of
+from pdrelay.depot.hub import Hub
+from pdrelay.depot.inbox import Landed
+from pdrelay.depot.sessions import Write
+
+
+class LinkSession:
+    """The receiving end of a link: its control messages, and what its bulk connections bring."""
+
+    def __init__(self, hub: Hub, hello: link.LinkHello, write: Write, sessions: dict[str, LinkSession]) -> None:
+        """Raises ContractError, ProtocolError. `sessions` holds the present session of each depot."""
+        check_hello(hub, hello)
+        self._hub, self._peer, self._write, self._sessions = hub, hello.depot, write, sessions
+        self._holder = f"peer:{hello.depot}"
+        self._bulk: set[BulkReceiver] = set()
+        if (former := sessions.get(self._peer)) is not None:
+            former.close()
+        hub.peer_contracts(self._holder, hello.contracts)
+        sessions[self._peer] = self
+        self.send(hello_of(hub))
+        hub.on_contracts[id(self)] = lambda: self.send(link.Contracts(hub.own_contracts))
+        hub.receivers.peer_up(self._peer, self.send)
+
+    def send(self, message: link.LinkMessage) -> None:
+        """Sends a control message."""
+        self._write(wire.frame(message))
+
+    def handle(self, body: bytes, write: Write) -> None:
+        """Takes one message. Raises ContractError, ProtocolError."""
+        if self._sessions.get(self._peer) is not self:
+            return
+        message = link.decode(body)
+        if isinstance(message, link.Contracts):
+            self._hub.peer_contracts(self._holder, message.contracts)
+        else:
+            self._hub.receivers.on_message(self._peer, message)
+        self._hub.settle()
+
+    def close(self) -> None:
+        """The connection closed, or another of the same depot took its place."""
+        if self._sessions.get(self._peer) is not self:
+            return
+        del self._sessions[self._peer]
+        for receiver in self._bulk:
+            receiver.stop()
+        self._hub.on_contracts.pop(id(self), None)
+        self._hub.contracts.leave(self._holder)
+        self._hub.receivers.peer_down(self._peer, self._hub.clock())
+        self._hub.settle()
+
+    def adopt(self, receiver: BulkReceiver) -> None:
+        """A bulk connection of this link."""
+        self._bulk.add(receiver)
+
+    def drop(self, receiver: BulkReceiver) -> None:
+        """A bulk connection ended."""
+        self._bulk.discard(receiver)
+
+    def on_batch(self, number: int | None, landed: list[Landed]) -> None:
+        """What a bulk connection received; `number` is None when it broke in the middle."""
+        if number is not None:
+            self.send(link.Ack(number))  # first: what is wanted again below must not count as under way
+        self._hub.receivers.landed(landed)
+        self._hub.settle()

@@ -1,0 +1,153 @@
+"""A link between two in-memory depots: at once, or one message at a time as a test says."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pdrelay.depot import link_messages as messages
+from pdrelay.depot.base import LinkState
+from pdrelay.depot.inbox import Landed
+from pdrelay.depot.outbox import FlyingBatch
+from pdrelay.errors import ContractError
+
+if TYPE_CHECKING:
+    from pdrelay.depot.memory import MemoryDepot
+
+BATCH_BYTES = 1 << 20
+
+
+def link(
+    source: MemoryDepot, target: MemoryDepot, *, stepped: bool = False, batch_bytes: int = BATCH_BYTES
+) -> MemoryLink:
+    """Joins two depots so that `source` can transfer to `target`.
+
+    What is under way moves after each call on either depot; when `stepped`, only with `MemoryLink.step`.
+    """
+    target.lock = source.lock  # one lock for both: each side's calls reach into the other
+    made = MemoryLink(source, target, stepped, batch_bytes)
+    with source.turn():
+        source.links.append(made)
+        target.links.append(made)
+        source.hub.senders.peers[target.hub.name] = made
+        made.connect()
+    return made
+
+
+class MemoryLink:
+    """A `Peer` of the source. Payload moves by `deliver_batch`, messages by `deliver_message`, both in order."""
+
+    def __init__(self, source: MemoryDepot, target: MemoryDepot, stepped: bool, batch_bytes: int) -> None:
+        self.source, self.target, self.stepped, self.batch_bytes = source, target, stepped, batch_bytes
+        self.up = False
+        self.rate = 1e9
+        self.corrupt_next = 0  # so many parts from now on arrive with a wrong byte
+        self._forth: deque[messages.LinkMessage] = deque()
+        self._back: deque[messages.LinkMessage] = deque()
+
+    def connect(self) -> None:
+        """The line is up (again)."""
+        source, target = self.source.hub, self.target.hub
+        try:
+            target.peer_contracts(f"peer:{source.name}", source.own_contracts)
+            source.peer_contracts(f"peer:{target.name}", target.own_contracts)
+        except ContractError as error:
+            source.link_state(LinkState(target.name, False, str(error)))
+            return
+        self.up = True
+        source.on_contracts[id(self)] = lambda: self.send(messages.Contracts(source.own_contracts))
+        target.receivers.peer_up(source.name, self._back.append)
+        source.senders.link_up(target.name)
+        source.link_state(LinkState(target.name, True))
+
+    def cut(self) -> None:
+        """The line breaks; everything under way is lost."""
+        with self.source.turn():
+            self.up = False
+            self._forth.clear()
+            self._back.clear()
+            source, target = self.source.hub, self.target.hub
+            source.on_contracts.pop(id(self), None)
+            source.senders.link_down(target.name, source.clock())
+            target.receivers.peer_down(source.name, target.clock())
+            target.settle()
+            source.link_state(LinkState(target.name, False, "cut"))
+
+    def mend(self) -> None:
+        """The line comes back."""
+        with self.source.turn():
+            self.connect()
+
+    def send(self, message: messages.LinkMessage) -> None:
+        """See Peer."""
+        if self.up:
+            self._forth.append(message)
+
+    def wake(self) -> None:
+        """See Peer. Batches are taken when the link moves."""
+
+    def step(self) -> bool:
+        """Moves one message or batch; False when there is nothing."""
+        with self.source.lock:
+            return self.deliver_message() or self.deliver_batch()
+
+    def move(self) -> None:
+        """Moves everything, unless the link is stepped."""
+        while not self.stepped and self.step():
+            pass
+
+    def deliver_message(self) -> bool:
+        """Moves one message, forth before back."""
+        source, target = self.source.hub, self.target.hub
+        if self._forth:
+            message = self._forth.popleft()
+            if isinstance(message, messages.Contracts):
+                with suppress(ContractError):
+                    target.peer_contracts(f"peer:{source.name}", message.contracts)
+            else:
+                target.receivers.on_message(source.name, message)
+            target.settle()
+            return True
+        if self._back:
+            source.senders.on_message(target.name, self._back.popleft())
+            source.settle()
+            return True
+        return False
+
+    def deliver_batch(self) -> bool:
+        """Moves one batch of parts."""
+        source, target = self.source.hub, self.target.hub
+        batch = source.senders.next_batch(target.name, self.batch_bytes, source.clock()) if self.up else None
+        if batch is None:
+            return False
+        landed = self._copy(batch)
+        source.senders.outbox.written(batch)
+        source.senders.outbox.acknowledged(batch)
+        target.receivers.landed(landed)
+        target.settle()
+        source.settle()
+        return True
+
+    def _copy(self, batch: FlyingBatch) -> list[Landed]:
+        landed: list[Landed] = []
+        for flying, run in zip(batch.runs, batch.header.runs, strict=True):
+            at = flying.page.offset + run.first * run.part_bytes
+            payload = bytearray(self.source.arena[at : at + run.payload])
+            if self.corrupt_next:
+                self.corrupt_next -= 1
+                payload[0] ^= 0xFF
+            self.target.hub.inbox.receive(run, Source(payload).read_into, landed)
+        return landed
+
+
+class Source:
+    """Bytes to read from, in order."""
+
+    def __init__(self, data: bytearray) -> None:
+        self._data, self._at = data, 0
+
+    def read_into(self, view: memoryview) -> None:
+        """Fills `view` with the next bytes."""
+        view[:] = self._data[self._at : self._at + len(view)]
+        self._at += len(view)

@@ -1,0 +1,82 @@
+"""The depot's counters as Prometheus text, over plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from pdrelay.cluster.units import parse_address
+from pdrelay.depot.hub import Hub
+from pdrelay.errors import StartError
+
+
+class Metric(NamedTuple):
+    """One line of `DepotStats` as a metric."""
+
+    name: str
+    kind: str
+    field: str
+    text: str
+
+
+METRICS = (
+    Metric("pages", "gauge", "pages", "Pages that have room in the arena."),
+    Metric("reserved_pages", "gauge", "reserved", "Pages with a writer."),
+    Metric("pinned_pages", "gauge", "pinned", "Complete pages with a lease."),
+    Metric("leases", "gauge", "leases", "Owners that hold leases or reservations."),
+    Metric("transfers", "gauge", "transfers", "Transfers that live, outgoing and incoming."),
+    Metric("used_bytes", "gauge", "used_bytes", "Bytes of the arena that pages take."),
+    Metric("capacity_bytes", "gauge", "capacity_bytes", "Bytes of the arena."),
+    Metric("sent_bytes_total", "counter", "sent_bytes", "Payload sent to other depots."),
+    Metric("received_bytes_total", "counter", "received_bytes", "Payload received from other depots."),
+    Metric("corrupt_parts_total", "counter", "corrupt_parts", "Received parts whose checksum was wrong."),
+    Metric("evicted_pages_total", "counter", "evicted_pages", "Pages evicted for want of room."),
+    Metric("reserve_waits_total", "counter", "reserve_waits", "Reservations refused for want of room."),
+)
+
+
+def render(hub: Hub) -> str:
+    """All metrics in Prometheus' text format."""
+    return "\n".join(_lines(hub)) + "\n"
+
+
+def _lines(hub: Hub) -> Iterator[str]:
+    stats, label = hub.stats(), f'depot="{hub.name}"'
+    for metric in METRICS:
+        yield f"# HELP pdrelay_depot_{metric.name} {metric.text}"
+        yield f"# TYPE pdrelay_depot_{metric.name} {metric.kind}"
+        yield f"pdrelay_depot_{metric.name}{{{label}}} {getattr(stats, metric.field)}"
+    yield "# HELP pdrelay_depot_link_up Whether the link to another depot is up."
+    yield "# TYPE pdrelay_depot_link_up gauge"
+    for to, up in hub.links_up().items():
+        yield f'pdrelay_depot_link_up{{{label},to="{to}"}} {int(up)}'
+
+
+async def serve_metrics(address: str, render_text: Callable[[], str]) -> asyncio.Server:
+    """Answers `GET /metrics`. Raises StartError when the address cannot be had."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(5):
+                request = await reader.readuntil(b"\r\n\r\n")
+                writer.write(_response(request, render_text))
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return
+        finally:
+            writer.close()
+
+    try:
+        return await asyncio.start_server(answer, *parse_address(address))
+    except OSError as error:
+        raise StartError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+def _response(request: bytes, render_text: Callable[[], str]) -> bytes:
+    if request.startswith((b"GET /metrics ", b"GET /metrics?")):
+        status, body = "200 OK", render_text().encode()
+    else:
+        status, body = "404 Not Found", b"this depot serves /metrics only\n"
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+    return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body

@@ -1,0 +1,169 @@
+"""What bulk connections shall send next, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pdrelay.depot import link_messages as link
+from pdrelay.depot.base import Transfer, TransferStats
+from pdrelay.depot.index import Index, Page
+
+
+@dataclass(slots=True)
+class Wanted:
+    """A page that the other side waits for."""
+
+    epoch: int
+    missing: int  # bitmap of parts that are not known to have arrived
+    flying: int = 0  # ... and of those that are under way
+
+
+@dataclass(slots=True, eq=False)
+class Sending:
+    """One transfer."""
+
+    transfer: Transfer
+    names: list[bytes]
+    client: str
+    started: float
+    demoted: bool = False
+    have: int | None = None
+    saved: int = 0
+    sent: int = 0
+    pages: int = 0
+    delivered: bool = False
+    wanted: dict[bytes, Wanted] = field(default_factory=dict)
+    ready: dict[bytes, None] = field(default_factory=dict)  # wanted pages that have parts to send
+    seen: set[bytes] = field(default_factory=set)  # had a copy or a writer
+    absent_since: dict[bytes, float] = field(default_factory=dict)
+    link_lost: float | None = None
+
+    @property
+    def owner(self) -> str:
+        """Its name in the index."""
+        return f"out:{self.transfer.xfer}"
+
+    @property
+    def stats(self) -> TransferStats:
+        """What it cost so far."""
+        return TransferStats(sent=self.sent, saved=self.saved, pages=self.pages, delivered=self.delivered)
+
+
+class FlyingRun(NamedTuple):
+    """Some parts of one page on their way."""
+
+    sending: Sending
+    page: Page
+    epoch: int
+    first: int
+    parts: int
+
+    @property
+    def bits(self) -> int:
+        """Bitmap of the parts."""
+        return ((1 << self.parts) - 1) << self.first
+
+
+class FlyingBatch(NamedTuple):
+    """One batch on its way. Its pages are held until `written`."""
+
+    header: link.Batch
+    runs: list[FlyingRun]
+
+    @property
+    def payload(self) -> int:
+        """Bytes of all parts."""
+        return sum(run.payload for run in self.header.runs)
+
+
+class Outbox:
+    """Cuts wanted pages into batches."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self.sent_bytes = 0
+        self._batches = 0
+
+    def line_up(self, sending: Sending, page: Page) -> None:
+        """Makes the page ready to send when it has parts that are wanted and not under way."""
+        wanted = sending.wanted.get(page.name)
+        if wanted is None:
+            return
+        if wanted.epoch != page.epoch:  # another production than the one that was partly sent
+            wanted.epoch, wanted.missing, wanted.flying = page.epoch, -1, 0
+        if wanted.missing < 0:
+            wanted.missing &= (1 << page.layout.parts) - 1
+        if not page.dropped and wanted.missing & ~wanted.flying & page.have:
+            sending.ready[page.name] = None
+
+    def next_batch(self, sendings: Sequence[Sending], max_bytes: int) -> FlyingBatch | None:
+        """About `max_bytes` of what is ready, the first of `sendings` first; None when there is nothing.
+
+        The pages are held until `written`.
+        """
+        runs: list[FlyingRun] = []
+        room = max_bytes
+        for sending in sendings:
+            for name in list(sending.ready):
+                if room <= 0:
+                    break
+                room -= self._take(sending, name, room, runs)
+        if not runs:
+            return None
+        self._batches += 1
+        return FlyingBatch(link.Batch(self._batches, [_described(run) for run in runs]), runs)
+
+    def written(self, batch: FlyingBatch) -> None:
+        """The bytes have been read from the arena (or never will be)."""
+        for run in batch.runs:
+            self._index.unhold(run.page)
+
+    def acknowledged(self, batch: FlyingBatch) -> None:
+        """The other side has read the batch; what arrived broken it wants again."""
+        for run, wanted in self._landed(batch):
+            wanted.missing &= ~run.bits
+            if run.page.complete and wanted.missing == 0:
+                run.sending.pages += 1
+        for run in batch.runs:
+            payload = run.parts * run.page.layout.part_bytes
+            run.sending.sent += payload
+            self.sent_bytes += payload
+
+    def failed(self, batch: FlyingBatch) -> None:
+        """The connection broke: what was under way on it must be sent again."""
+        for run, _ in self._landed(batch):
+            self.line_up(run.sending, run.page)
+
+    def _landed(self, batch: FlyingBatch) -> Iterable[tuple[FlyingRun, Wanted]]:
+        for run in batch.runs:
+            wanted = run.sending.wanted.get(run.page.name)
+            if wanted is not None and wanted.epoch == run.epoch:
+                wanted.flying &= ~run.bits
+                yield run, wanted
+
+    def _take(self, sending: Sending, name: bytes, room: int, runs: list[FlyingRun]) -> int:
+        """Adds what is ready of one page, about `room` bytes of it; the bytes taken."""
+        page, wanted = self._index.get(name), sending.wanted[name]
+        assert page is not None, "INV-DEPOT-5: what is ready to send is in the arena"
+        taken = 0
+        ready = wanted.missing & ~wanted.flying & page.have
+        while ready and taken < room:
+            first = (ready & -ready).bit_length() - 1
+            length = (~(ready >> first) & (ready >> first) + 1).bit_length() - 1
+            count = min(length, max(1, (room - taken) // page.layout.part_bytes))
+            run = FlyingRun(sending, page, page.epoch, first, count)
+            self._index.hold(page)
+            runs.append(run)
+            wanted.flying |= run.bits
+            ready &= ~run.bits
+            taken += count * page.layout.part_bytes
+        if not ready:
+            del sending.ready[name]
+        return taken
+
+
+def _described(run: FlyingRun) -> link.Run:
+    checksums = run.page.checksums[run.first : run.first + run.parts]
+    return link.Run(run.page.name, run.epoch, run.first, run.page.layout.part_bytes, link.pack_checksums(checksums))

@@ -1,0 +1,95 @@
+"""The depot process: one host's hub with all its listeners and links, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from pdrelay.cluster.config import Deployment
+from pdrelay.cluster.tls import client_context, server_context
+from pdrelay.cluster.topology import Host, Link
+from pdrelay.cluster.units import parse_rate, parse_size, parse_time
+from pdrelay.depot.arena import Arena
+from pdrelay.depot.hub import Hub
+from pdrelay.depot.link import DepotLink, Route
+from pdrelay.depot.listener import TlsListener
+from pdrelay.depot.metrics import render, serve_metrics
+from pdrelay.depot.server import DepotServer
+from pdrelay.errors import ConfigError, StartError
+
+
+def routes(deployment: Deployment, host: Host) -> Iterator[Route]:
+    """How `host` reaches every depot that a link of its cluster leads to."""
+    for link in deployment.link:
+        if link.source == host.cluster:
+            for target in deployment.host:
+                if target.cluster == link.target and target.name != host.name:
+                    yield _route(link, target)
+
+
+def _route(link: Link, target: Host) -> Route:
+    return Route(
+        depot=target.name,
+        control=link.control.get(target.name, target.listen),
+        bulk=link.bulk.get(target.name, target.listen),
+        connections=link.connections,
+        rate=parse_rate(link.rate),
+        rtt=parse_time(link.rtt),
+    )
+
+
+def read_fleet_key(path: str) -> bytes:
+    """The fleet key from its file of hexadecimal digits. Raises ConfigError."""
+    try:
+        text = Path(path).read_text().strip()
+        key = bytes.fromhex(text)
+    except OSError as error:
+        raise ConfigError(f"fleet_key_file: {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"fleet_key_file: {path} does not hold hexadecimal digits") from error
+    if not 16 <= len(key) <= 64:
+        raise ConfigError(f"fleet_key_file: {path} holds {len(key)} bytes, expected 16 to 64")
+    return key
+
+
+@asynccontextmanager
+async def running(deployment: Deployment, name: str) -> AsyncIterator[Hub]:
+    """Runs the depot of host `name` as long as the context is open. Raises ConfigError, StartError."""
+    host = deployment.host_named(name)
+    key = read_fleet_key(deployment.fleet_key_file)
+    client, server = (context(deployment.tls.directory, name) for context in (client_context, server_context))
+    async with AsyncExitStack() as stack:
+        arena = _arena(host)
+        hub = Hub(name, arena.view, key, time.monotonic, epoch_base=time.time_ns() >> 10)
+        unix = DepotServer(hub, arena)
+        stack.push_async_callback(unix.aclose)
+        await unix.start(host.socket)
+        stack.push_async_callback(TlsListener(hub, host.listen, server).aclose)
+        if host.metrics:
+            metrics = await serve_metrics(host.metrics, lambda: render(hub))
+            stack.callback(metrics.close)
+        for route in routes(deployment, host):
+            stack.push_async_callback(DepotLink(hub, route, client).aclose)
+        yield hub
+
+
+def _arena(host: Host) -> Arena:
+    try:
+        return Arena(parse_size(host.arena))
+    except (OSError, ValueError) as error:
+        raise StartError(f"host {host.name}: no arena of {host.arena}: {error}") from error
+
+
+async def serve(deployment: Deployment, name: str, ready: Callable[[], None]) -> None:
+    """Runs the depot until SIGTERM or SIGINT; calls `ready` once it serves. Raises ConfigError, StartError."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(deployment, name):
+        ready()
+        await stop.wait()

@@ -1,0 +1,302 @@
+"""Transfers seen from the depot that receives: what it lacks, for what it has room, what arrived.
+
+Room is given in order of arrival, background last: a transfer waits until all before it have all their room. So two
+transfers never hold half of what they need each and wait for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pdrelay.depot import link_messages as link
+from pdrelay.depot.arena import aligned
+from pdrelay.depot.base import PageKind
+from pdrelay.depot.contracts import Contracts, layout_of
+from pdrelay.depot.inbox import Inbox, Landed, Slot, runs_of_bits
+from pdrelay.depot.index import Changes, Index, Layout, Page
+from pdrelay.depot.waiters import HeldPages
+from pdrelay.errors import ArenaFullError
+
+LOST_PEER_SECONDS = 15.0
+"""What a depot sent stays pinned for so long after its link broke."""
+
+PATIENCE = 8
+"""A page that arrived corrupt more often is asked for again only once a tick."""
+
+Send = Callable[[link.LinkMessage], None]
+
+
+@dataclass(slots=True)
+class Fetch:
+    """A page that is being received."""
+
+    receiving: Receiving
+    page: Page
+    slot: Slot
+    epoch: int = 0  # the sender's
+    failures: int = 0  # runs with corrupt parts
+
+
+@dataclass(slots=True, eq=False)
+class Receiving:
+    """One transfer."""
+
+    peer: str
+    offer: link.Offer
+    names: list[bytes]
+    background: bool
+    lacking: dict[bytes, None] = field(default_factory=dict)  # neither here nor held by the addressee
+    arrived: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its identity."""
+        return self.peer, self.offer.xfer
+
+    @property
+    def owner(self) -> str:
+        """Its name in the index."""
+        return f"in:{self.peer}:{self.offer.xfer}"
+
+
+class Receivers:
+    """All transfers that come in."""
+
+    def __init__(self, index: Index, contracts: Contracts, held: HeldPages, inbox: Inbox) -> None:
+        self._index, self._contracts, self._held, self._inbox = index, contracts, held, inbox
+        self._live: dict[tuple[str, str], Receiving] = {}
+        self._by_name: dict[bytes, dict[Receiving, None]] = {}
+        self._fetches: dict[bytes, Fetch] = {}
+        self._send: dict[str, Send] = {}  # connected peers
+        self._lost_since: dict[str, float] = {}
+        self.received_bytes = 0
+        self.corrupt_parts = 0
+        self.waits = 0
+        self._put_off: list[tuple[Fetch, link.Want]] = []
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    # Peers
+
+    def peer_up(self, peer: str, send: Send) -> None:
+        """A depot connected; it will offer its live transfers (again)."""
+        self._send[peer] = send
+        self._lost_since.pop(peer, None)
+
+    def peer_down(self, peer: str, now: float) -> None:
+        """Its connection broke. What came so far stays a while; what others can send is fetched from them."""
+        self._send.pop(peer, None)
+        self._lost_since[peer] = now
+        for name, fetch in list(self._fetches.items()):
+            if fetch.receiving.peer == peer and any(other.peer in self._send for other in self._by_name[name]):
+                self._index.give_up(fetch.receiving.owner, [name])
+
+    def tick(self, now: float) -> None:
+        """Ends what a lost peer sent; asks again for what keeps arriving corrupt."""
+        put_off, self._put_off = self._put_off, []
+        for fetch, want in put_off:
+            if self._fetches.get(want.name) is fetch:
+                self._tell(fetch.receiving, link.Wants(fetch.receiving.offer.xfer, [want]))
+        for peer, since in list(self._lost_since.items()):
+            if now - since >= LOST_PEER_SECONDS:
+                del self._lost_since[peer]
+                self._keep_only(peer, ())
+
+    def on_message(self, peer: str, message: link.LinkMessage) -> None:
+        """A message of depot `peer`."""
+        if isinstance(message, link.Live):
+            self._keep_only(peer, message.xfers)
+        elif isinstance(message, link.Offer):
+            self._on_offer(peer, message)
+        elif isinstance(message, link.Demoted | link.Ended):
+            receiving = self._live.get((peer, message.xfer))
+            if receiving is None:
+                return
+            if isinstance(message, link.Ended):
+                self._end(receiving)
+            else:
+                self._demote(receiving, message.names)
+
+    def _on_offer(self, peer: str, offer: link.Offer) -> None:
+        receiving = self._live.get((peer, offer.xfer))
+        if receiving is None:
+            receiving = self._accept(peer, offer)
+        else:
+            receiving.offer, receiving.background = offer, offer.background
+            self._shorten(receiving, len(offer.names))
+        self._tell(receiving, link.Answered(offer.xfer, len(receiving.names) - len(receiving.lacking)))
+        fetched = [self._fetches[name] for name in receiving.names if name in self._fetches]
+        self._want(receiving, [fetch for fetch in fetched if fetch.receiving is receiving])
+        receiving.arrived = False
+        self._check_arrived(receiving)
+        self.pump()
+
+    def _accept(self, peer: str, offer: link.Offer) -> Receiving:
+        receiving = Receiving(peer, offer, list(dict.fromkeys(offer.names)), offer.background)
+        self._live[receiving.key] = receiving
+        self._index.pin(receiving.owner, receiving.names)
+        for name in receiving.names:
+            self._by_name.setdefault(name, {})[receiving] = None
+            if not self._available(receiving, name):
+                receiving.lacking[name] = None
+        return receiving
+
+    def _demote(self, receiving: Receiving, count: int) -> None:
+        receiving.background = True
+        self._shorten(receiving, count)
+        self._check_arrived(receiving)
+
+    def _keep_only(self, peer: str, xfers: Iterable[str]) -> None:
+        live = set(xfers)
+        for receiving in [r for r in self._live.values() if r.peer == peer and r.offer.xfer not in live]:
+            self._end(receiving)
+
+    def _end(self, receiving: Receiving) -> None:
+        del self._live[receiving.key]
+        self._shorten(receiving, 0)
+        self._index.release(receiving.owner)
+
+    def _shorten(self, receiving: Receiving, count: int) -> None:
+        gone, receiving.names = receiving.names[count:], receiving.names[:count]
+        for name in gone:
+            receiving.lacking.pop(name, None)
+            receivings = self._by_name[name]
+            del receivings[receiving]
+            if not receivings:
+                del self._by_name[name]
+        self._index.give_up(receiving.owner, gone)
+        self._index.unpin(receiving.owner, gone)
+
+    # Asking
+
+    def pump(self) -> None:
+        """Asks for what is lacking and has room. Call when room, peers, contracts or writers changed."""
+        for receiving in sorted(self._live.values(), key=lambda receiving: receiving.background):
+            if receiving.lacking and receiving.peer in self._send and not self._reserve(receiving):
+                return
+
+    def _reserve(self, receiving: Receiving) -> bool:
+        """Reserves and wants what is absent; False when room ran out and younger transfers must wait."""
+        layout = self._layout(receiving)
+        absent = [name for name in receiving.lacking if self._index.get(name) is None and name not in self._fetches]
+        if layout is None or not absent:
+            return True
+        size = aligned(layout.page_bytes)
+        names = absent[: self._index.available // size]
+        try:
+            self._index.reserve(receiving.owner, names, [self._kind(receiving, name) for name in names], layout)
+        except ArenaFullError:  # enough room in all, but in pieces too small
+            names = []
+        self._want(receiving, [self._open(receiving, name) for name in names])
+        if len(names) == len(absent):
+            return True
+        self.waits += 1
+        return len(absent) * size > self._index.capacity  # what can never fit must not stop the others
+
+    def _open(self, receiving: Receiving, name: bytes) -> Fetch:
+        page = self._index.get(name)
+        assert page is not None
+        assert name not in self._fetches, "INV-DEPOT-7: a name is received from one transfer at a time"
+        self._index.hold(page)
+        fetch = self._fetches[name] = Fetch(receiving, page, self._inbox.open(page))
+        return fetch
+
+    def _want(self, receiving: Receiving, fetches: Sequence[Fetch]) -> None:
+        if not fetches:
+            return
+        wants = []
+        for fetch in fetches:
+            lacking = ((1 << fetch.page.layout.parts) - 1) & ~fetch.page.have
+            wants.append(link.Want(fetch.page.name, fetch.epoch, link.pack_bits(lacking)))
+        self._tell(receiving, link.Wants(receiving.offer.xfer, wants))
+
+    def _layout(self, receiving: Receiving) -> Layout | None:
+        contract = self._contracts.of(f"engine:{receiving.offer.addressee}:") if receiving.offer.addressee else None
+        contract = contract or receiving.offer.contract or self._contracts.of(f"peer:{receiving.peer}")
+        contract = contract or self._contracts.only()
+        return layout_of(contract) if contract is not None else None
+
+    def _kind(self, receiving: Receiving, name: bytes) -> PageKind:
+        is_tail = receiving.offer.tail and name == receiving.offer.names[-1]
+        return PageKind.TRANSFER if is_tail else PageKind.PREFIX
+
+    # Receiving
+
+    def landed(self, results: Sequence[Landed]) -> None:
+        """What bulk connections received."""
+        for result in results:
+            fetch = self._fetches.get(result.slot.page.name)
+            if fetch is not None and fetch.slot is result.slot:
+                self._take(fetch, result)
+            if self._inbox.report(result):
+                self._index.unhold(result.slot.page)
+
+    def _take(self, fetch: Fetch, result: Landed) -> None:
+        page, owner = fetch.page, fetch.receiving.owner
+        if result.epoch > fetch.epoch and (result.good or result.corrupt):
+            fetch.epoch = result.epoch
+            if page.have:
+                self._index.restart(owner, page.name)
+        if result.epoch == fetch.epoch:
+            parts = len(result.checksums)
+            for first, count in runs_of_bits(result.good, result.first, parts):
+                if result.good >> first & 1:
+                    at = first - result.first
+                    self._index.publish(owner, page.name, first, result.checksums[at : at + count])
+        self.received_bytes += result.good.bit_count() * page.layout.part_bytes
+        self.corrupt_parts += result.corrupt.bit_count()
+        if lost := result.corrupt | result.again:
+            fetch.failures += bool(result.corrupt)
+            want = link.Want(page.name, result.epoch, link.pack_bits(lost))
+            if fetch.failures > PATIENCE:  # not the line's fault: do not spend the line on it
+                self._put_off.append((fetch, want))
+            else:
+                self._tell(fetch.receiving, link.Wants(fetch.receiving.offer.xfer, [want]))
+
+    # What happens to pages here
+
+    def on_changes(self, changes: Changes) -> None:
+        """Pages came or were lost, from whatever source."""
+        for name in changes.completed:
+            self._close(name)
+            for receiving in list(self._by_name.get(name, ())):
+                receiving.lacking.pop(name, None)
+                self._check_arrived(receiving)
+        for name, _ in changes.lost:
+            self._close(name)
+        if changes.room or changes.lost:
+            self.pump()
+
+    def held_changed(self, instance: str, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        """The cache of `instance` changed: what it lost must come after all."""
+        for name in (*added, *removed):
+            for receiving in list(self._by_name.get(name, ())):
+                if receiving.offer.addressee != instance:
+                    continue
+                if self._available(receiving, name):
+                    receiving.lacking.pop(name, None)
+                    self._check_arrived(receiving)
+                else:
+                    receiving.lacking[name] = None
+        if removed:
+            self.pump()
+
+    def _close(self, name: bytes) -> None:
+        fetch = self._fetches.pop(name, None)
+        if fetch is not None and self._inbox.close(fetch.slot):
+            self._index.unhold(fetch.page)
+
+    def _available(self, receiving: Receiving, name: bytes) -> bool:
+        addressee = receiving.offer.addressee
+        return self._index.complete(name) or (bool(addressee) and self._held.holds(addressee, name))
+
+    def _check_arrived(self, receiving: Receiving) -> None:
+        if not receiving.lacking and not receiving.arrived:
+            receiving.arrived = True
+            self._tell(receiving, link.Arrived(receiving.offer.xfer))
+
+    def _tell(self, receiving: Receiving, message: link.LinkMessage) -> None:
+        if (send := self._send.get(receiving.peer)) is not None:
+            send(message)

@@ -1,0 +1,289 @@
+"""Transfers seen from the depot that sends: what the other side wants, whose turn it is, when producers are lost.
+
+State only: bytes, sockets and clocks are elsewhere. A `Peer` is how messages leave; bulk connections take batches with
+`next_batch` and tell `outbox` what became of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pdrelay.depot import link_messages as link
+from pdrelay.depot.base import Delivered, DepotEvent, Offered, Stalled, Transfer, TransferStats
+from pdrelay.depot.contracts import Contracts
+from pdrelay.depot.index import Changes, Index
+from pdrelay.depot.outbox import FlyingBatch, Outbox, Sending, Wanted
+from pdrelay.errors import DepotError
+
+STALL_SECONDS = 2.0
+LOST_LINK_SECONDS = 60.0  # a demoted transfer is given up when its link is down for so long
+
+
+class Peer(Protocol):
+    """A depot that we can send to."""
+
+    @property
+    def up(self) -> bool:
+        """Whether it is connected."""
+        ...
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second of the line."""
+        ...
+
+    def send(self, message: link.LinkMessage) -> None:
+        """Sends a control message, in order; does nothing while the link is down."""
+        ...
+
+    def wake(self) -> None:
+        """There is something to send in bulk."""
+        ...
+
+
+class Senders:
+    """All transfers that this depot sends or pins."""
+
+    def __init__(self, index: Index, contracts: Contracts, emit: Callable[[DepotEvent], None]) -> None:
+        self._index, self._contracts, self._emit = index, contracts, emit
+        self.peers: dict[str, Peer] = {}
+        self.outbox = Outbox(index)
+        self._live: dict[str, Sending] = {}
+        self._by_name: dict[bytes, set[Sending]] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    # The gateway's calls
+
+    def start(self, transfer: Transfer, client: str, now: float) -> None:
+        """Starts or, when it lives already, adopts a transfer. Raises DepotError for an unknown depot."""
+        known = self._live.get(transfer.xfer)
+        if known is not None:
+            known.client = client
+            self._tell_state(known)
+            return
+        if transfer.to is not None and transfer.to not in self.peers:
+            raise DepotError(f"no link to depot {transfer.to!r}; linked are: {', '.join(sorted(self.peers)) or 'none'}")
+        sending = Sending(transfer, list(dict.fromkeys(transfer.names)), client, now)
+        self._live[transfer.xfer] = sending
+        self._index.pin(sending.owner, sending.names)
+        for name in sending.names:
+            self._by_name.setdefault(name, set()).add(sending)
+            if self._index.get(name) is not None:
+                sending.seen.add(name)
+        self._offer(sending)
+
+    def demote(self, xfer: str) -> None:
+        """Goes on at low priority without the tail, and ends when all is delivered."""
+        sending = self._live.get(xfer)
+        if sending is None or sending.demoted:
+            return
+        sending.demoted = True
+        if sending.transfer.to is None:
+            self.end(xfer)
+            return
+        self._shorten(sending, len(sending.names) - sending.transfer.tail)
+
+    def end(self, xfer: str) -> TransferStats:
+        """Ends a transfer at both ends."""
+        sending = self._live.pop(xfer, None)
+        if sending is None:
+            return TransferStats()
+        self._forget(sending, sending.names)
+        if (peer := self._peer(sending)) is not None:
+            peer.send(link.Ended(xfer))
+        return sending.stats
+
+    def stats(self, xfer: str) -> TransferStats:
+        """What the transfer cost so far; zeros for an unknown one."""
+        sending = self._live.get(xfer)
+        return sending.stats if sending is not None else TransferStats()
+
+    def client_gone(self, client: str) -> None:
+        """Ends the transfers that `client` started, but for demoted ones."""
+        for sending in [sending for sending in self._live.values() if sending.client == client]:
+            if not sending.demoted:
+                self.end(sending.transfer.xfer)
+
+    # The other depot's messages
+
+    def link_up(self, to: str) -> None:
+        """The link came up: offers every live transfer (again)."""
+        to_peer = [sending for sending in self._live.values() if sending.transfer.to == to]
+        self.peers[to].send(link.Live([sending.transfer.xfer for sending in to_peer]))
+        for sending in to_peer:
+            sending.link_lost = None
+            self._offer(sending)
+
+    def link_down(self, to: str, now: float) -> None:
+        """The link is gone, with all that was under way; what is wanted will be told anew."""
+        for sending in self._live.values():
+            if sending.transfer.to == to:
+                sending.link_lost = now
+                sending.wanted.clear()
+                sending.ready.clear()
+
+    def on_message(self, origin: str, message: link.LinkMessage) -> None:
+        """An answer of depot `origin`."""
+        xfer = getattr(message, "xfer", "")
+        sending = self._live.get(xfer)
+        if sending is None or sending.transfer.to != origin:
+            return
+        if isinstance(message, link.Answered):
+            self._on_answered(sending, message.have)
+        elif isinstance(message, link.Wants):
+            self._on_wants(sending, message.wants)
+        elif isinstance(message, link.Arrived):
+            self._on_arrived(sending)
+
+    def _on_answered(self, sending: Sending, have: int) -> None:
+        if sending.have is None:
+            contract = self._contracts.only()
+            sending.have = have
+            sending.saved = have * contract.page_bytes if contract is not None else 0
+            self._emit(Offered(sending.transfer.xfer, have))
+
+    def _on_wants(self, sending: Sending, wants: Sequence[link.Want]) -> None:
+        for want in wants:
+            parts = link.unpack_bits(want.parts) if want.parts else -1
+            known = sending.wanted.get(want.name)
+            if known is None:
+                if self._by_name.get(want.name) and sending in self._by_name[want.name]:
+                    sending.wanted[want.name] = Wanted(want.epoch, parts)
+            elif known.epoch == want.epoch:
+                known.missing |= parts
+            page = self._index.get(want.name)
+            if page is not None:
+                self.outbox.line_up(sending, page)
+        self._wake(sending)
+
+    def _on_arrived(self, sending: Sending) -> None:
+        if not sending.delivered:
+            sending.delivered = True
+            self._emit(Delivered(sending.transfer.xfer))
+        if sending.demoted:
+            self.end(sending.transfer.xfer)
+
+    # What happens to pages here
+
+    def on_changes(self, changes: Changes, now: float) -> None:
+        """New parts are sent on; lost writers are noticed."""
+        for page, _ in changes.published:
+            for sending in self._by_name.get(page.name, ()):
+                sending.seen.add(page.name)
+                sending.absent_since.pop(page.name, None)
+                if page.name in sending.wanted:
+                    self.outbox.line_up(sending, page)
+                    self._wake(sending)
+        died: dict[Sending, list[bytes]] = {}
+        for name, was_death in changes.lost:
+            for sending in self._by_name.get(name, ()):
+                sending.ready.pop(name, None)
+                if was_death:
+                    died.setdefault(sending, []).append(name)
+                else:
+                    sending.absent_since.setdefault(name, now)
+        for sending, names in died.items():
+            self._stalled(sending, names)
+
+    def tick(self, now: float) -> None:
+        """Notices what nobody produces any more. Call a few times a second."""
+        for sending in list(self._live.values()):
+            for name in list(sending.absent_since):
+                if self._index.get(name) is not None:
+                    del sending.absent_since[name]
+            stale = [name for name, since in sending.absent_since.items() if now - since >= STALL_SECONDS]
+            if stale:
+                self._stalled(sending, stale)
+            if sending.demoted and sending.transfer.xfer in self._live:
+                self._watch_demoted(sending, now)
+
+    def _stalled(self, sending: Sending, names: list[bytes]) -> None:
+        for name in names:
+            sending.absent_since.pop(name, None)
+        if not sending.delivered:
+            order = {name: at for at, name in enumerate(sending.names)}
+            self._emit(Stalled(sending.transfer.xfer, sorted(names, key=order.__getitem__)))
+        if sending.demoted:
+            self._shorten(sending, min(sending.names.index(name) for name in names))
+
+    def _watch_demoted(self, sending: Sending, now: float) -> None:
+        """Nobody waits for a demoted transfer, so it must not wait for pages that never come."""
+        if sending.link_lost is not None and now - sending.link_lost >= LOST_LINK_SECONDS:
+            self.end(sending.transfer.xfer)
+            return
+        for name in sending.wanted:
+            if self._index.get(name) is None:
+                sending.absent_since.setdefault(name, now)
+
+    # Bulk
+
+    def next_batch(self, to: str, max_bytes: int, now: float) -> FlyingBatch | None:
+        """What a bulk connection to `to` shall send next, None when there is nothing. Its pages are held."""
+        return self.outbox.next_batch(self._in_order(to, now), max_bytes)
+
+    def _in_order(self, to: str, now: float) -> list[Sending]:
+        """Small before large, but the longer one waits the smaller it counts; background last."""
+        waiting = [sending for sending in self._live.values() if sending.ready and sending.transfer.to == to]
+        if len(waiting) < 2:
+            return waiting
+        ageing = self.peers[to].rate / 2
+
+        def rank(sending: Sending) -> tuple[bool, float]:
+            page = self._index.get(next(iter(sending.ready)))
+            page_bytes = page.layout.page_bytes if page is not None else 0
+            pages = sum(wanted.missing != 0 for wanted in sending.wanted.values())
+            return sending.demoted, pages * page_bytes - (now - sending.started) * ageing
+
+        return sorted(waiting, key=rank)
+
+    # Inside
+
+    def _peer(self, sending: Sending) -> Peer | None:
+        return self.peers.get(sending.transfer.to) if sending.transfer.to is not None else None
+
+    def _wake(self, sending: Sending) -> None:
+        if sending.ready and (peer := self._peer(sending)) is not None:
+            peer.wake()
+
+    def _offer(self, sending: Sending) -> None:
+        sending.wanted.clear()
+        sending.ready.clear()
+        if (peer := self._peer(sending)) is not None:
+            peer.send(
+                link.Offer(
+                    xfer=sending.transfer.xfer,
+                    names=sending.names,
+                    tail=sending.transfer.tail and not sending.demoted,
+                    addressee=sending.transfer.addressee,
+                    background=sending.demoted,
+                    contract=self._contracts.only(),
+                )
+            )
+
+    def _shorten(self, sending: Sending, count: int) -> None:
+        gone, sending.names = sending.names[count:], sending.names[:count]
+        self._forget(sending, gone)
+        if not sending.names or sending.delivered:
+            self.end(sending.transfer.xfer)
+        elif (peer := self._peer(sending)) is not None:
+            peer.send(link.Demoted(sending.transfer.xfer, count))
+
+    def _forget(self, sending: Sending, names: list[bytes]) -> None:
+        for name in names:
+            sending.wanted.pop(name, None)
+            sending.ready.pop(name, None)
+            sending.absent_since.pop(name, None)
+            sendings = self._by_name[name]
+            sendings.discard(sending)
+            if not sendings:
+                del self._by_name[name]
+        self._index.unpin(sending.owner, names)
+
+    def _tell_state(self, sending: Sending) -> None:
+        if sending.have is not None:
+            self._emit(Offered(sending.transfer.xfer, sending.have))
+        if sending.delivered:
+            self._emit(Delivered(sending.transfer.xfer))

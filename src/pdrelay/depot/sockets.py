@@ -1,0 +1,110 @@
+"""TCP and TLS between depots and gateways.
+
+A connection's first byte, before TLS begins, says what it is for: control connections are served by the event loop,
+bulk connections by threads, and a TLS connection cannot move from one to the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Any
+
+from pdrelay.cluster.units import parse_address
+from pdrelay.depot import wire
+from pdrelay.errors import ProtocolError
+
+CONTROL, BULK = b"C", b"B"
+CONNECT_SECONDS = 10.0
+UNSENT_BYTES = 1 << 18  # waiting in the kernel, beyond what is on the line: more would only queue behind other data
+DEAD_PEER_MS = 30_000
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def tune(sock: socket.socket) -> None:
+    """No delay for small messages, and an end for connections whose other side vanished."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
+
+
+async def dial_control(address: str, tls: ssl.SSLContext, server_name: str) -> Streams:
+    """A control connection to part `server_name`. Raises OSError, ssl.SSLError included, and TimeoutError."""
+    async with asyncio.timeout(CONNECT_SECONDS):
+        loop = asyncio.get_running_loop()
+        infos = await loop.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)
+        family, kind, protocol, _, target = infos[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, target)
+            tune(sock)
+            await loop.sock_sendall(sock, CONTROL)
+            return await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=server_name)
+        except BaseException:
+            sock.close()
+            raise
+
+
+def dial_bulk(address: str) -> socket.socket:
+    """A blocking connection for bulk, without TLS yet. Raises OSError."""
+    sock = socket.create_connection(parse_address(address), CONNECT_SECONDS)
+    try:
+        tune(sock)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        sock.sendall(BULK)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def certificate_names(certificate: dict[str, Any] | None) -> set[str]:
+    """The DNS names that the other side's certificate is for, from `getpeercert()`."""
+    return {value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"}
+
+
+def require_name(depot: str, certificate: dict[str, Any] | None) -> None:
+    """Raises ProtocolError unless the other side's certificate is that of `depot`."""
+    names = certificate_names(certificate)
+    if depot not in names:
+        raise ProtocolError(
+            f"a certificate for {', '.join(sorted(names)) or 'nobody'} cannot speak for depot {depot!r}"
+        )
+
+
+def shut(sock: socket.socket) -> None:
+    """Breaks the connection from any thread: whoever is blocked on it gets an error."""
+    try:
+        # Not SSLSocket's own method: that takes the TLS state away from under the thread that uses it.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """The body of the next frame. Raises asyncio.IncompleteReadError at the end, ProtocolError."""
+    return await reader.readexactly(wire.body_length(await reader.readexactly(wire.HEADER.size)))
+
+
+def read_exactly(sock: socket.socket, view: memoryview) -> None:
+    """Fills `view`. Raises OSError, ConnectionError at the end."""
+    at = 0
+    while at < len(view):
+        got = sock.recv_into(view[at:])
+        if not got:
+            raise ConnectionError("the other side closed the connection")
+        at += got
+
+
+def receive_frame(sock: socket.socket) -> bytes:
+    """The body of the next frame of a blocking socket. Raises OSError, ProtocolError."""
+    header = bytearray(wire.HEADER.size)
+    read_exactly(sock, memoryview(header))
+    body = bytearray(wire.body_length(header))
+    read_exactly(sock, memoryview(body))
+    return bytes(body)

@@ -1,0 +1,262 @@
+"""Frames and the RPC that engines and gateways speak with a depot, over its Unix socket and over TLS alike.
+
+A frame is a length (uint32, little-endian) and that many bytes of msgpack. A connection opens with `Hello` and
+`Welcome` (or `Failure`). Then the client sends `Call`s, answered by `Reply` or `Failure` in any order, and `Tell`s,
+which nobody answers; the depot sends `Happened` to those who subscribed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from pdrelay.depot.base import DepotEvent, DepotStats, Transfer, TransferStats
+from pdrelay.errors import (
+    ArenaFullError,
+    ContractError,
+    DepotError,
+    DepotUnavailableError,
+    PdrelayError,
+    ProtocolError,
+)
+from pdrelay.kv.contract import KVContract
+
+T = TypeVar("T")
+
+VERSION = 1
+HEADER = struct.Struct("<I")
+MAX_FRAME = 64 << 20
+"""Bytes; names of the longest prompts stay far below."""
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=True):
+    """The client's first frame."""
+
+    version: int = VERSION
+    kind: Literal["engine", "control"]
+    name: str  # an engine's instance; free text of a gateway
+    epoch: str  # of this client: the same after a reconnect, another after a restart
+    contract: KVContract | None = None  # engines
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome", array_like=True):
+    """The depot's answer; on an engine's Unix socket the arena's descriptor rides along."""
+
+    depot: str
+    fleet_key: bytes
+
+
+# Requests: one for each method of EngineDepot and DepotControl, its arguments as fields.
+
+
+class Match(msgspec.Struct, frozen=True, tag="match", array_like=True):
+    names: list[bytes]
+
+
+class Lease(msgspec.Struct, frozen=True, tag="lease", array_like=True):
+    owner: str
+    names: list[bytes]
+
+
+class Reserve(msgspec.Struct, frozen=True, tag="reserve", array_like=True):
+    owner: str
+    names: list[bytes]
+    transfer_kind: list[bool]
+
+
+class Publish(msgspec.Struct, frozen=True, tag="publish", array_like=True):
+    owner: str
+    parts: list[tuple[bytes, int, int]]  # name, part, checksum
+
+
+class Release(msgspec.Struct, frozen=True, tag="release", array_like=True):
+    owner: str
+
+
+class ReportHeld(msgspec.Struct, frozen=True, tag="held", array_like=True):
+    added: list[bytes]
+    removed: list[bytes]
+
+
+class Wait(msgspec.Struct, frozen=True, tag="wait", array_like=True):
+    names: list[bytes]
+    engine: str
+
+
+class CancelCall(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
+    call: int
+
+
+class StartTransfer(msgspec.Struct, frozen=True, tag="transfer", array_like=True):
+    transfer: Transfer
+
+
+class Demote(msgspec.Struct, frozen=True, tag="demote", array_like=True):
+    xfer: str
+
+
+class End(msgspec.Struct, frozen=True, tag="end", array_like=True):
+    xfer: str
+
+
+class AskTransferStats(msgspec.Struct, frozen=True, tag="xstats", array_like=True):
+    xfer: str
+
+
+class AskStats(msgspec.Struct, frozen=True, tag="stats", array_like=True):
+    pass
+
+
+class Subscribe(msgspec.Struct, frozen=True, tag="subscribe", array_like=True):
+    stream: int
+
+
+class Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", array_like=True):
+    stream: int
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", array_like=True):
+    """The client leaves for good: its transfers need no grace."""
+
+
+EngineRequest = Match | Lease | Reserve | Publish | Release | ReportHeld
+ControlRequest = (
+    Wait | StartTransfer | Demote | End | AskTransferStats | AskStats | Subscribe | Unsubscribe | CancelCall | Goodbye
+)
+Request = EngineRequest | ControlRequest
+
+
+class Call(msgspec.Struct, frozen=True, tag="call", array_like=True):
+    call: int
+    request: Request
+
+
+class Tell(msgspec.Struct, frozen=True, tag="tell", array_like=True):
+    request: Request
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply", array_like=True):
+    call: int
+    value: msgspec.Raw
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure", array_like=True):
+    """`call` failed (0: the connection is refused). `args` rebuild the exception."""
+
+    call: int
+    error: str
+    args: list[Any]
+
+
+class Happened(msgspec.Struct, frozen=True, tag="event", array_like=True):
+    stream: int
+    event: DepotEvent
+
+
+ToDepot = Call | Tell
+FromDepot = Reply | Failure | Happened
+Answer = TransferStats | DepotStats | list[int | None] | list[int] | int | None
+
+_encoder = msgspec.msgpack.Encoder()
+_to_depot = msgspec.msgpack.Decoder(ToDepot)
+_from_depot = msgspec.msgpack.Decoder(FromDepot)
+_hello = msgspec.msgpack.Decoder(Hello)
+_welcome = msgspec.msgpack.Decoder(Welcome | Failure)
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """`message` as one frame."""
+    body = _encoder.encode(message)
+    return HEADER.pack(len(body)) + body
+
+
+def reply(call: int, value: Answer) -> bytes:
+    """The frame that answers `call`."""
+    return frame(Reply(call, msgspec.Raw(_encoder.encode(value))))
+
+
+def decode_to_depot(body: bytes | memoryview) -> ToDepot:
+    """A client's message. Raises ProtocolError."""
+    return decoded(_to_depot, body)
+
+
+def decode_from_depot(body: bytes | memoryview) -> FromDepot:
+    """A depot's message. Raises ProtocolError."""
+    return decoded(_from_depot, body)
+
+
+def decode_hello(body: bytes | memoryview) -> Hello:
+    """A client's first frame. Raises ProtocolError."""
+    return decoded(_hello, body)
+
+
+def decode_welcome(body: bytes | memoryview) -> Welcome:
+    """A depot's first frame. Raises what the depot refused the connection with, or ProtocolError."""
+    answer = decoded(_welcome, body)
+    if isinstance(answer, Failure):
+        raise rebuild(answer)
+    return answer
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview) -> T:
+    """`body` as `decoder` reads it. Raises ProtocolError."""
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"unreadable message: {error}") from error
+
+
+def body_length(header: bytes | bytearray) -> int:
+    """Length of the body that follows `header`. Raises ProtocolError."""
+    length: int = HEADER.unpack(header)[0]
+    if length > MAX_FRAME:
+        raise ProtocolError(f"a frame of {length} bytes, at most {MAX_FRAME} are allowed")
+    return length
+
+
+class Unframer:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Bodies of the frames that `data` completes. Raises ProtocolError."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= HEADER.size:
+                end = start + HEADER.size + body_length(self._buffer[start : start + HEADER.size])
+                if len(self._buffer) < end:
+                    break
+                body = bytes(self._buffer[start + HEADER.size : end])
+                start = end
+                yield body
+        finally:
+            del self._buffer[:start]
+
+
+_ERRORS: dict[str, type[PdrelayError]] = {
+    kind.__name__: kind for kind in (DepotError, ProtocolError, DepotUnavailableError)
+}
+
+
+def failure(call: int, error: PdrelayError) -> bytes:
+    """The frame that says that `call` failed."""
+    if isinstance(error, ArenaFullError):
+        return frame(Failure(call, "ArenaFullError", [error.needed, error.free, error.capacity]))
+    if isinstance(error, ContractError):
+        return frame(Failure(call, "ContractError", [error.field, error.ours, error.theirs]))
+    return frame(Failure(call, type(error).__name__, [str(error)]))
+
+
+def rebuild(failed: Failure) -> PdrelayError:
+    """The exception that the depot raised."""
+    if failed.error == "ArenaFullError":
+        return ArenaFullError(*failed.args)
+    if failed.error == "ContractError":
+        return ContractError(*failed.args)
+    return _ERRORS.get(failed.error, DepotError)(*failed.args)

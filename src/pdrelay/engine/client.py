@@ -1,0 +1,230 @@
+"""The gateway's end of the session protocol: one WebSocket to one engine, kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.typing import Subprotocol
+
+from pdrelay.engine.base import EngineStatus
+from pdrelay.engine.handle import SessionHandle
+from pdrelay.engine.messages import (
+    PATH,
+    SUBPROTOCOL,
+    VERSION,
+    FromEngine,
+    Hello,
+    Load,
+    Open,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+from pdrelay.errors import EngineUnavailableError
+
+_log = logging.getLogger(__name__)
+
+FIRST_RETRY, LAST_RETRY = 0.2, 2.0
+"""Seconds between attempts to connect: doubled from the first to the last."""
+
+CLOSE_TIMEOUT: Final = 1.0
+MAX_FRAME: Final = 16 * 2**20
+
+
+class WebSocketEngine:
+    """An `Engine` at `address` (`host:port`). Construct inside a running loop: it connects at once, and again for ever.
+
+    `tls` None is plain TCP, for tests. The engine's certificate must bear `server_name` (default: the instance's name),
+    whatever the address says. An engine that answers no ping is taken for dead: at the latest after
+    `ping_interval + ping_timeout + CLOSE_TIMEOUT` seconds.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        address: str,
+        tls: ssl.SSLContext | None,
+        *,
+        server_name: str | None = None,
+        ping_interval: float = 1.5,
+        ping_timeout: float = 2.5,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._instance, self._tls, self._clock = instance, tls, clock
+        self._server_name = None if tls is None else server_name or instance
+        self._url = f"{'ws' if tls is None else 'wss'}://{address}{PATH}"
+        self._pings = (ping_interval, ping_timeout)
+        self._status = EngineStatus(False, clock(), "not connected yet", None, None)
+        self._sessions: dict[str, SessionHandle] = {}
+        self._unsent: list[ToEngine] = []
+        self._wake = asyncio.Event()
+        self._task = asyncio.create_task(self._stay_connected(), name=f"engine {instance}")
+
+    @property
+    def instance(self) -> str:
+        """The instance's name."""
+        return self._instance
+
+    @property
+    def status(self) -> EngineStatus:
+        """Its present state."""
+        return self._status
+
+    def open(self, request: Open) -> SessionHandle:
+        """Starts a session. Raises EngineUnavailableError at once when there is no connection.
+
+        A sid is never used twice: events of an aborted session may still be under way.
+        """
+        if not self._status.healthy:
+            raise EngineUnavailableError(f"engine {self._instance}: {self._status.detail}")
+        assert request.sid not in self._sessions, f"sid {request.sid} is in use"
+        session = SessionHandle(request.sid, self._send, self._forget)
+        self._sessions[request.sid] = session
+        self._send(request)
+        return session
+
+    async def aclose(self) -> None:
+        """Ends the connection and every session on it."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._went_down("connection closed by us")
+
+    def _send(self, message: ToEngine) -> None:
+        self._unsent.append(message)
+        self._wake.set()
+
+    def _forget(self, sid: str) -> None:
+        self._sessions.pop(sid, None)
+
+    async def _stay_connected(self) -> None:
+        delay = FIRST_RETRY
+        while True:
+            try:
+                await self._connect_once()
+            except Exception as error:
+                was_healthy = self._status.healthy
+                self._went_down(_explain(error, self._pings[1]))
+                delay = FIRST_RETRY if was_healthy else min(delay * 2, LAST_RETRY)
+            await asyncio.sleep(delay)
+
+    async def _connect_once(self) -> None:
+        """One connection, from its attempt to its end, which is always an exception."""
+        async with connect(
+            self._url,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            compression=None,
+            proxy=None,  # the environment's web proxy is not meant for engines
+            open_timeout=5,
+            close_timeout=CLOSE_TIMEOUT,
+            ping_interval=self._pings[0],
+            ping_timeout=self._pings[1],
+            max_size=MAX_FRAME,
+            ssl=self._tls,
+            server_hostname=self._server_name,
+        ) as websocket:
+            writer = asyncio.create_task(self._write(websocket))
+            try:
+                await self._read(websocket)
+            finally:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+
+    async def _read(self, websocket: ClientConnection) -> None:
+        while True:
+            frame = await websocket.recv(decode=False)
+            for message in decode_from_engine(frame):
+                self._take(message)
+
+    async def _write(self, websocket: ClientConnection) -> None:
+        # Wakes in the tick after the first message: all that one tick sent leaves in one frame.
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            messages, self._unsent = self._unsent, []
+            await websocket.send(encode(messages))
+
+    def _take(self, message: FromEngine) -> None:
+        match message:
+            case Hello():
+                self._greet(message)
+            case Load():
+                self._status = self._status._replace(load=message)
+            case _:
+                session = self._sessions.get(message.sid)
+                if session is not None:  # else it was aborted here while the event was under way
+                    session.deliver(message)
+
+    def _greet(self, hello: Hello) -> None:
+        if hello.version != VERSION:
+            raise _WrongEngineError(f"speaks version {hello.version} of the session protocol, we speak {VERSION}")
+        if hello.instance != self._instance:
+            raise _WrongEngineError(f"the engine at {self._url} calls itself {hello.instance}")
+        before = self._status.hello
+        if before is not None and before.epoch != hello.epoch:
+            _log.warning("engine %s has restarted", self._instance)
+        self._status = EngineStatus(True, self._clock(), "", hello, self._status.load)
+
+    def _went_down(self, detail: str) -> None:
+        if self._status.healthy:
+            _log.warning("engine %s is down: %s", self._instance, detail)
+        since = self._clock() if self._status.healthy else self._status.since
+        self._status = EngineStatus(False, since, detail, self._status.hello, None)
+        self._unsent.clear()
+        for session in list(self._sessions.values()):
+            session.lose(f"engine {self._instance}: {detail}")
+
+
+class _WrongEngineError(Exception):
+    """Who answers is not the engine that we want."""
+
+
+def _explain(error: Exception, ping_timeout: float) -> str:
+    """Why there is no connection, for operators."""
+    match error:
+        case OSError():
+            return _explain_attempt(error)
+        case InvalidStatus():
+            return f"answered HTTP {error.response.status_code}"
+        case InvalidMessage():
+            return "closed the connection during the handshake (does it accept our certificate?)"
+        case ConnectionClosed():
+            return _explain_close(error, ping_timeout)
+        case msgspec.DecodeError():
+            return f"sent a malformed frame: {error}"
+        case InvalidHandshake() | _WrongEngineError():
+            return str(error)
+        case _:
+            _log.error("engine connection failed", exc_info=error)
+            return f"{type(error).__name__}: {error}"
+
+
+def _explain_attempt(error: OSError) -> str:
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"its certificate is not accepted: {error.verify_message}"
+        case ssl.SSLError():
+            return f"TLS failed: {error.reason}"
+        case ConnectionRefusedError():
+            return "connection refused"
+        case TimeoutError():
+            return "no answer to the connection attempt"
+        case _:
+            return (error.strerror or str(error)).lower()
+
+
+def _explain_close(error: ConnectionClosed, ping_timeout: float) -> str:
+    if error.rcvd is not None:
+        return error.rcvd.reason or {1001: "shut down", 1012: "shut down"}.get(error.rcvd.code, "closed the connection")
+    if error.sent is not None and error.sent.code == 1011:
+        return f"no answer to a ping for {ping_timeout:g} s"
+    return "connection lost"

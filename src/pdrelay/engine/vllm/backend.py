@@ -1,0 +1,177 @@
+"""EngineBackend on vLLM's asynchronous engine client.
+
+A decode session is one resumable vLLM request. Each of its chunks but the last samples one token that is never
+emitted: the engine's own prediction of what comes next.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pdrelay.depot.base import DepotControl
+from pdrelay.engine.base import Chunk, Emit
+from pdrelay.engine.messages import Extended, Finished, Hello, Load, Open, Opened, Takeover, Tokens
+from pdrelay.engine.vllm import session_params
+from pdrelay.engine.vllm.jobs import PUBLISH
+from pdrelay.engine.vllm.sampling import to_vllm
+from pdrelay.engine.vllm.session import Chunk as VllmChunk
+from pdrelay.engine.vllm.session import Output, Reason, Session, next_output, parse
+from pdrelay.errors import EngineRejectedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm.engine.protocol import EngineClient
+
+_log = logging.getLogger(__name__)
+
+
+class VllmBackend:
+    """One vLLM instance. `kv_usage` tells how full its KV cache is, 0 to 1."""
+
+    def __init__(
+        self, engine: EngineClient, depot: DepotControl, hello: Hello, kv_usage: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._engine, self._depot, self._hello, self._kv_usage = engine, depot, hello, kv_usage
+        self._waiting = self._running = 0
+
+    @property
+    def hello(self) -> Hello:
+        """See EngineBackend."""
+        return self._hello
+
+    def load(self) -> Load:
+        """Sessions that wait for pages count as waiting, all others as running."""
+        return Load(running=self._running, waiting=self._waiting, kv_usage=self._kv_usage())
+
+    async def run(self, request: Open, chunks: AsyncIterator[Chunk], emit: Emit) -> None:
+        """See EngineBackend."""
+        started = time.monotonic()
+        self._check(request)
+        self._waiting += 1
+        try:
+            if request.await_names:
+                await self._depot.wait(request.await_names, self._hello.instance)
+        finally:
+            self._waiting -= 1
+        self._running += 1
+        try:
+            if request.mode == "prefill":
+                await self._prefill(request, emit)
+            else:
+                await _Decode(self._engine, request, self._hello.max_model_len, emit).run(chunks, started)
+        finally:
+            self._running -= 1
+
+    def _check(self, request: Open) -> None:
+        if not request.prompt:
+            raise EngineRejectedError("the prompt is empty")
+        if request.mode == "prefill" and request.eager:
+            raise EngineRejectedError("a prefill session takes no eager tokens")
+        _require_room(request, len(request.eager), self._hello.max_model_len)
+
+    async def _prefill(self, request: Open, emit: Emit) -> None:
+        params = to_vllm(request.sampling, 1, {"kv_transfer_params": {PUBLISH: True}})
+        prompt = VllmChunk(request.prompt, params, request.cache_salt).prompt
+        async with aclosing(self._engine.generate(prompt, params, _request_id(request))) as outputs:
+            output = parse(await next_output(outputs))
+            async for _ in outputs:
+                pass
+        if output.report.error:
+            raise EngineRejectedError(f"prefill computed, but not published: {output.report.error}", 503)
+        reason = self._prefill_reason(request, output)
+        emit(Tokens(request.sid, 0, output.ids, last=reason is not None))
+        cached = output.report.cached + output.report.loaded
+        emit(Finished(sid=request.sid, reason=reason, stop_reason=output.stop_reason, cached_tokens=cached))
+
+    def _prefill_reason(self, request: Open, output: Output) -> Reason | None:
+        """The natural end, if token 0 is one: that prefill samples one token only is not."""
+        full = request.sampling.max_tokens == 1 or len(request.prompt) + 1 >= self._hello.max_model_len
+        return output.finish_reason if output.finish_reason == "stop" or full else None
+
+
+class _Decode:
+    """One decode session."""
+
+    def __init__(self, engine: EngineClient, request: Open, max_model_len: int, emit: Emit) -> None:
+        self._engine, self._request, self._max_model_len, self._emit = engine, request, max_model_len, emit
+        self._known = len(request.eager)  # output tokens that the engine was given
+        self._last = (request.eager or request.prompt)[-1]
+
+    async def run(self, chunks: AsyncIterator[Chunk], started: float) -> None:
+        """From the moment the pages are complete to Finished."""
+        pages_ready = time.monotonic()
+        first = self._open_chunk()
+        async with aclosing(Session(self._engine, _request_id(self._request), first)) as session:
+            opened = await _sample(session, first)
+            prediction = opened.ids[0]
+            self._emit(
+                Opened(
+                    sid=self._request.sid,
+                    cached_tokens=opened.report.cached,
+                    loaded_tokens=opened.report.loaded,
+                    pages_ready=pages_ready - started,
+                    ready=time.monotonic() - started,
+                    prediction=prediction,
+                )
+            )
+            async for chunk in chunks:
+                self._known += len(chunk.ids)
+                self._last = chunk.ids[-1] if chunk.ids else self._last
+                if isinstance(chunk, Takeover):
+                    await self._take_over(session, chunk.ids)
+                    return
+                if chunk.ids:
+                    prediction = await self._extend(session, chunk.ids)
+                self._emit(Extended(self._request.sid, self._known, prediction))
+
+    def _open_chunk(self) -> VllmChunk:
+        request = self._request
+        extra = {session_params.EAGER: request.eager} if request.eager else None
+        return VllmChunk(request.prompt, to_vllm(request.sampling, self._known + 1, extra), request.cache_salt)
+
+    async def _extend(self, session: Session, ids: list[int]) -> int:
+        _require_room(self._request, self._known, self._max_model_len)
+        output = await _sample(session, VllmChunk(ids, to_vllm(self._request.sampling, self._known + 1)))
+        return output.ids[0]
+
+    async def _take_over(self, session: Session, ids: list[int]) -> None:
+        request, index = self._request, self._known
+        if index >= request.sampling.max_tokens or len(request.prompt) + index >= self._max_model_len:
+            self._emit(Finished(sid=request.sid, reason="length"))
+            return
+        # Without a new token the last one is computed again: its sample was thrown away.
+        extra = None if ids else {session_params.REPLAY: True}
+        chunk = VllmChunk(ids or [self._last], to_vllm(request.sampling, request.sampling.max_tokens, extra))
+        async for output in session.compute(chunk, last=True):
+            if output.ids:
+                self._emit(Tokens(request.sid, index, output.ids, last=output.finish_reason is not None))
+            index += len(output.ids)
+            if output.finish_reason is not None:
+                self._emit(Finished(sid=request.sid, reason=output.finish_reason, stop_reason=output.stop_reason))
+
+
+async def _sample(session: Session, chunk: VllmChunk) -> Output:
+    """Computes a chunk and samples the one token that is thrown away."""
+    outputs = [output async for output in session.compute(chunk)]
+    assert len(outputs) == 1, "INV-SESSION-5: a chunk that does not take over samples one token"
+    return outputs[0]
+
+
+def _require_room(request: Open, known: int, max_model_len: int) -> None:
+    # vLLM checks a prompt against its context length, but not a session's chunks together.
+    tokens = len(request.prompt) + known
+    if tokens + 1 > max_model_len:
+        raise EngineRejectedError(
+            f"{len(request.prompt)} prompt tokens and {known} output tokens leave no room in the context of "
+            f"{max_model_len} tokens"
+        )
+
+
+def _request_id(request: Open) -> str:
+    return f"{request.sid}-{uuid4().hex[:8]}"

@@ -1,0 +1,275 @@
+"""The connector's side in vLLM's scheduler: what to load, what to copy out, and what the engine's own cache holds.
+
+INV-CONN-1: a request holds leases only until its load ended, reservations only until it ended.
+INV-CONN-2: a request that waits for room in the arena holds nothing there.
+INV-CONN-3: vLLM loads exactly the tokens that the lease covers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from pdrelay.depot.base import EngineDepot
+from pdrelay.engine.vllm import publishing
+from pdrelay.engine.vllm.held import HeldPages
+from pdrelay.engine.vllm.jobs import PUBLISH, Job, Lease
+from pdrelay.engine.vllm.link import DepotLink
+from pdrelay.engine.vllm.metadata import Load, StepOrders
+from pdrelay.engine.vllm.pages import Naming, RequestPages
+from pdrelay.engine.vllm.settings import Settings
+from pdrelay.errors import ArenaFullError, DepotError, DepotUnavailableError
+from pdrelay.kv.names import Scope
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+_log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.01
+"""Time between two tries of a request that waits for room in the arena."""
+
+
+class SchedulerSide:
+    """All calls come from the engine core's thread. No call raises because of the depot."""
+
+    def __init__(self, settings: Settings, link: DepotLink, page_tokens: int) -> None:
+        self._settings, self._link, self._page_tokens = settings, link, page_tokens
+        self._jobs: dict[str, Job] = {}
+        self._orders = StepOrders()
+        self._held = HeldPages()
+        self._key: bytes | None = None
+        self._generation = 0
+
+    def on_new_request(self, request: Request) -> None:
+        """A request was added."""
+        self._depot()
+        if request.prompt_token_ids is None or request.mm_features or self._key is None:
+            return
+        lora = request.lora_request.lora_name if request.lora_request is not None else ""
+        scope = Scope(self._settings.model, self._settings.revision, lora, request.cache_salt or "")
+        pages = RequestPages(Naming(scope, self._key, self._page_tokens), request.prompt_token_ids)
+        owner = f"{self._settings.instance}/{request.request_id}"
+        publish = PUBLISH in (request.kv_transfer_params or {})
+        self._jobs[request.request_id] = Job(request, owner, publish, pages)
+
+    def matched_tokens(self, request: Request, local: int) -> tuple[int | None, bool]:
+        """Tokens that the depot has beyond the `local` ones, and whether there are any.
+
+        None when the request must wait for room in the arena. May be asked any number of times.
+        """
+        depot, job = self._depot(), self._jobs.get(request.request_id)
+        if job is None:
+            return 0, False
+        job.local = local
+        if depot is None:
+            job.fail("the depot of this host is not reachable")
+            return 0, False
+        if job.retry_at > time.monotonic():
+            return None, False
+        try:
+            external = self._admit(depot, job)
+        except DepotError as error:
+            self._failed(job, error)
+            return 0, False
+        return external, bool(external)
+
+    def after_alloc(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
+        """The request's blocks were allocated; `external` tokens are to be loaded into them."""
+        job = self._jobs.get(request.request_id)
+        if job is None or job.loading:
+            return
+        table = blocks.get_block_ids()[0]
+        job.seen = job.filled = 0
+        self._look_at(job, table, job.pages.full(request.all_token_ids, job.local + external))
+        job.count(external)
+        lease = job.lease
+        if lease is None:
+            return
+        if not external:  # the request may not read a cache, or has all it needs
+            self._end_lease(job)
+            return
+        assert lease.tokens == job.local + external, "INV-CONN-3: vLLM loads what the lease covers"
+        targets = table[lease.first : lease.first + len(lease.offsets)]
+        self._orders.loads.append(Load(request.request_id, list(zip(lease.offsets, targets, strict=True))))
+        job.loading = True
+
+    def step_orders(self, output: SchedulerOutput) -> StepOrders:
+        """The orders for the step that was just scheduled."""
+        depot, tables = self._depot(), output.kv_connector_block_state
+        assert tables is not None
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            job = self._jobs.get(request_id)
+            if job is not None:
+                blocks = tables.get_block_ids(request_id)
+                assert blocks is not None
+                start = job.request.num_computed_tokens
+                self._step(depot, job, blocks[0], start, start + tokens)
+        self._report_held()
+        orders, self._orders = self._orders, StepOrders()
+        orders.generation = self._generation if self._depot() is not None else 0
+        return orders
+
+    def worker_output(self, output: KVConnectorOutput) -> None:
+        """Loads ended, well or not."""
+        for request_id in output.finished_recving or ():
+            job = self._jobs.get(request_id)
+            if job is None:
+                continue
+            job.loading = False
+            if request_id in output.failed_recving:
+                job.failed_at, job.counted = job.request.num_preemptions, False
+            self._end_lease(job)
+            if job.request.is_finished():
+                del self._jobs[request_id]
+
+    def finished(self, request: Request) -> dict[str, object] | None:
+        """The request ended; what to tell with its last output."""
+        job = self._jobs.get(request.request_id)
+        if job is None:
+            return None
+        if job.written:
+            # A worker ends the reservations: it knows when copies of steps still in flight are done.
+            self._orders.released.append(job.write_owner)
+        if not job.loading:
+            self._end_lease(job)
+            del self._jobs[request.request_id]
+        return None if job.told else job.report()
+
+    def take_report(self, request_id: str) -> dict[str, object] | None:
+        """What to tell with the first output of a request that goes on."""
+        job = self._jobs.get(request_id)
+        return job.report() if job is not None and not job.publish and not job.told else None
+
+    def prefix_cache_reset(self) -> None:
+        """The engine's own prefix cache was emptied."""
+        self._held.clear()
+
+    def close(self) -> None:
+        """The engine ends."""
+        self._link.close()
+
+    # Loading
+
+    def _admit(self, depot: EngineDepot, job: Job) -> int | None:
+        external = self._lease(depot, job)
+        if not job.publish or job.admitted or job.error:
+            return external
+        try:
+            publishing.reserve_prompt(depot, job)
+        except ArenaFullError as error:
+            if error.hopeless:
+                job.fail(f"the prompt's KV does not fit into the depot: {error}")
+                return external
+            self._end_lease(job)  # INV-CONN-2: or two requests could wait for each other
+            job.retry_at = time.monotonic() + RETRY_SECONDS
+            return None
+        return external
+
+    def _lease(self, depot: EngineDepot, job: Job) -> int:
+        request, first = job.request, job.local // self._page_tokens
+        if request.skip_reading_prefix_cache or job.failed_at == request.num_preemptions:
+            return 0
+        if job.lease is None or job.lease.first != first:
+            self._end_lease(job)
+            job.lease = self._new_lease(depot, job, first)
+        return job.lease.tokens - job.local if job.lease is not None else 0
+
+    def _new_lease(self, depot: EngineDepot, job: Job, first: int) -> Lease | None:
+        names, prompt = job.pages.full(job.request.all_token_ids, job.request.num_tokens), job.pages.prompt
+        offsets = depot.lease(job.load_owner, names[first:]) if first < len(names) else []
+        last = first + len(offsets)
+        tokens = last * self._page_tokens
+        if (
+            prompt.tail is not None
+            and last == len(prompt.full)
+            and (tail := depot.lease(job.load_owner, [prompt.tail]))
+        ):
+            offsets, tokens = [*offsets, *tail], prompt.length
+        return Lease(first, offsets, tokens) if offsets else None
+
+    def _end_lease(self, job: Job) -> None:
+        if job.lease is None:
+            return
+        job.lease = None
+        if (depot := self._depot()) is not None:
+            try:
+                depot.release(job.load_owner)
+            except DepotUnavailableError as error:
+                self._lost(error)
+
+    # Publishing
+
+    def _step(self, depot: EngineDepot | None, job: Job, table: list[int], start: int, end: int) -> None:
+        whole = job.pages.full(job.request.all_token_ids, end)
+        self._look_at(job, table, whole)
+        for index in range(job.filled, len(whole)):
+            self._held.fill(table[index], whole[index])
+        job.filled = max(job.filled, len(whole))
+        if depot is None:
+            return
+        try:
+            self._reserve(depot, job, whole, start, end)
+        except DepotError as error:
+            self._failed(job, error)
+        if job.publish and (block := publishing.block_to_zero(job, table, start, end, self._page_tokens)) is not None:
+            self._orders.zero.append(block)
+        self._orders.copies += publishing.due_copies(job, table, end, self._page_tokens)
+
+    def _reserve(self, depot: EngineDepot, job: Job, whole: list[bytes], start: int, end: int) -> None:
+        if job.publish:
+            if end >= job.pages.prompt.length:
+                publishing.adopt_orphans(depot, job)
+        elif self._settings.publish_decode:
+            publishing.reserve_decoded(depot, job, whole, start, self._page_tokens)
+
+    # The engine's own cache
+
+    def _look_at(self, job: Job, table: list[int], names: list[bytes]) -> None:
+        if job.seen < len(table):
+            self._held.allocate(table[job.seen :], names[job.seen :])
+            job.seen = len(table)
+
+    def _report_held(self) -> None:
+        depot = self._depot()
+        if depot is None:
+            return
+        changes = self._held.take_changes()
+        if changes.added or changes.removed:
+            try:
+                depot.report_held(changes.added, changes.removed)
+            except DepotUnavailableError as error:
+                self._lost(error)
+
+    # The depot
+
+    def _depot(self) -> EngineDepot | None:
+        depot = self._link.get()
+        if depot is not None and self._link.generation != self._generation:
+            self._generation, self._key = self._link.generation, depot.fleet_key
+            self._forget_depot("the depot of this host was restarted")
+        return depot
+
+    def _failed(self, job: Job, error: DepotError) -> None:
+        if isinstance(error, ArenaFullError):
+            job.fail(str(error))
+            _log.debug("pages of %s are not published: %s", job.owner, error)
+        else:
+            self._lost(error)
+
+    def _lost(self, error: DepotError) -> None:
+        self._link.lost(error)
+        self._forget_depot("the depot of this host was lost")
+
+    def _forget_depot(self, reason: str) -> None:
+        self._held.forget_reports()
+        self._orders.released.clear()
+        self._orders.copies.clear()
+        for job in self._jobs.values():
+            if job.admitted:
+                job.fail(reason)
+            job.forget_depot()

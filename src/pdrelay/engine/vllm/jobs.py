@@ -1,0 +1,95 @@
+"""What the connector's scheduler side knows of one request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from pdrelay.engine.vllm.pages import RequestPages
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+PUBLISH = "pdrelay_publish"
+"""Key in a request's kv_transfer_params: publish its prompt's pages, tail included, or fail."""
+
+REPORT = "pdrelay"
+"""Key in an output's kv_transfer_params: what the connector did for the request."""
+
+
+class Lease(NamedTuple):
+    """Complete pages at the depot that follow the local prefix."""
+
+    first: int  # index of the first page
+    offsets: list[int]
+    tokens: int  # where the last page ends in the request
+
+
+class Write(NamedTuple):
+    """A page that this request must write."""
+
+    name: bytes
+    offset: int
+
+
+@dataclass(slots=True)
+class Job:
+    """State of one request. Page indices count from the request's start."""
+
+    request: Request
+    owner: str
+    publish: bool
+    pages: RequestPages
+    local: int = 0  # tokens of the local prefix hit at the last look
+    # loading
+    lease: Lease | None = None
+    loading: bool = False
+    failed_at: int = -1  # preemptions so far when a load failed: no other try before the next preemption
+    # publishing
+    admitted: bool = False  # the prompt's pages are reserved
+    checked: bool = False  # looked for pages whose other writer died
+    retry_at: float = 0.0  # time of the next try to reserve
+    writes: dict[int, Write] = field(default_factory=dict)  # reserved and not yet copied
+    written: set[int] = field(default_factory=set)  # ever reserved
+    decoded: int | None = None  # whole pages before this one are not ours to publish, or were looked at
+    # the engine's own cache
+    seen: int = 0  # blocks of the table that were looked at
+    filled: int = 0  # full blocks that were looked at
+    # the report
+    counted: bool = False
+    cached: int = 0  # tokens found in the engine's own cache
+    loaded: int = 0  # tokens loaded from the depot
+    error: str = ""  # why its pages are not all published
+    told: bool = False
+
+    @property
+    def load_owner(self) -> str:
+        """Owner of the leases."""
+        return f"{self.owner}/load"
+
+    @property
+    def write_owner(self) -> str:
+        """Owner of the reservations."""
+        return f"{self.owner}/write"
+
+    def count(self, external: int) -> None:
+        """The request has its first blocks, and `external` tokens will be loaded."""
+        if not self.counted:
+            self.counted, self.cached, self.loaded = True, self.local, external
+
+    def fail(self, reason: str) -> None:
+        """Its pages cannot be published; the request goes on and tells so at its end."""
+        if self.publish and not self.error:
+            self.error = reason
+
+    def report(self) -> dict[str, object]:
+        """The kv_transfer_params of the output that tells what was done."""
+        self.told = True
+        return {REPORT: {"cached": self.cached, "loaded": self.loaded, "error": self.error}}
+
+    def forget_depot(self) -> None:
+        """Leases and reservations are void. A load that runs goes on: its bytes stay mapped."""
+        self.lease = None
+        self.admitted = False
+        self.writes.clear()
+        self.written.clear()

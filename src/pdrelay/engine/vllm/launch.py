@@ -1,0 +1,112 @@
+"""The command line of a vLLM engine instance: a pure function of the deployment."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from pdrelay.cluster.config import Deployment
+from pdrelay.cluster.topology import Instance, Role
+from pdrelay.cluster.units import parse_address
+from pdrelay.engine.vllm.settings import Settings
+
+CPU_BLOCK_TOKENS = 32
+"""The smallest block of vLLM's CPU attention; small blocks leave little of a prompt's tail unshared."""
+
+_MODULE = "pdrelay.engine.vllm"
+
+
+class Command(NamedTuple):
+    """What to run, and the environment variables that differ from the starter's."""
+
+    argv: list[str]
+    env: dict[str, str]
+
+    def __str__(self) -> str:
+        """As a shell line that an operator can paste."""
+        return shlex.join(["env", *(f"{key}={value}" for key, value in self.env.items()), *self.argv])
+
+
+def command(deployment: Deployment, name: str, *, device: str = "cpu") -> Command:
+    """How to start instance `name` on `device`, `cpu` or `cuda`. Raises ConfigError for an unknown name.
+
+    The instance's own `args` come last, so they override ours; the same holds for its `env`.
+    """
+    instance = deployment.instance_named(name)
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv += _model(deployment) + _server(deployment, instance) + _engine(deployment, instance, device) + instance.args
+    return Command(argv, {**_environment(device), **instance.env})
+
+
+def _model(deployment: Deployment) -> list[str]:
+    model = deployment.model
+    return [
+        *("--model", model.path),
+        *("--served-model-name", model.name),
+        *(("--revision", model.revision) if model.revision else ()),
+        *("--dtype", model.dtype),
+        *("--max-model-len", str(model.max_model_len)),
+    ]
+
+
+def _server(deployment: Deployment, instance: Instance) -> list[str]:
+    host, port = parse_address(instance.listen)
+    directory = Path(deployment.tls.directory)
+    return [
+        *("--host", host, "--port", str(port)),
+        *("--ssl-certfile", str(directory / f"{instance.name}.pem")),
+        *("--ssl-keyfile", str(directory / f"{instance.name}.key")),
+        *("--ssl-ca-certs", str(directory / "ca.pem")),
+        *("--ssl-cert-reqs", "2"),  # ssl.CERT_REQUIRED: both sides show a certificate
+        "--disable-uvicorn-access-log",
+    ]
+
+
+def _engine(deployment: Deployment, instance: Instance, device: str) -> list[str]:
+    scheduler = "PdrelayScheduler" if device == "cpu" else "PdrelayAsyncScheduler"
+    common = [
+        *("--kv-transfer-config", _kv_transfer(deployment, instance)),
+        *("--scheduler-cls", f"{_MODULE}.scheduler.{scheduler}"),
+        *("--worker-extension-cls", f"{_MODULE}.extension.WorkerExtension"),
+        *("--max-num-seqs", "16"),
+        "--enable-prefix-caching",
+    ]
+    if device != "cpu":
+        return common
+    cpu = [*("--worker-cls", f"{_MODULE}.worker.PdrelayCPUWorker"), *("--block-size", str(CPU_BLOCK_TOKENS))]
+    return [*common, *cpu, "--enforce-eager"]
+
+
+def _kv_transfer(deployment: Deployment, instance: Instance) -> str:
+    extra = Settings(
+        instance=instance.name,
+        depot_socket=deployment.host_named(instance.host).socket,
+        model=deployment.model.name,
+        revision=deployment.model.revision,
+        publish_decode=Role.DECODE in instance.roles,
+    )
+    config = {
+        "kv_connector": "PdrelayConnector",
+        "kv_connector_module_path": f"{_MODULE}.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": msgspec.structs.asdict(extra),
+    }
+    return msgspec.json.encode(config).decode()
+
+
+def _environment(device: str) -> Mapping[str, str]:
+    common = {"VLLM_PLUGINS": "pdrelay", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if device != "cpu":
+        return common
+    return common | {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        # Several engines share the cores of a demo machine: threads bound to cores would stand in each other's way.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "2",
+    }

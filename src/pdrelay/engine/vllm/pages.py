@@ -1,0 +1,39 @@
+"""Page names of a request that grows token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
+
+scope_root = lru_cache(maxsize=1024)(root)
+
+
+class Naming(NamedTuple):
+    """What names the pages of one request besides its tokens."""
+
+    scope: Scope
+    key: bytes
+    page_tokens: int
+
+
+class RequestPages:
+    """Names of a request's pages: its prompt's, tail included, and whole pages of all its tokens."""
+
+    def __init__(self, naming: Naming, prompt: Sequence[int]) -> None:
+        self._naming = naming
+        self._root = scope_root(naming.scope, naming.key)
+        self.prompt: PromptPages = prompt_pages(prompt, naming.page_tokens, self._root, naming.key)
+        self._full = list(self.prompt.full)
+
+    def full(self, token_ids: Sequence[int], length: int) -> list[bytes]:
+        """Names of the whole pages among the first `length` tokens. Tokens once passed must never change."""
+        page_tokens = self._naming.page_tokens
+        known, count = len(self._full), length // page_tokens
+        if count > known:
+            state = self._full[-1] if known else self._root
+            fresh = token_ids[known * page_tokens : count * page_tokens]
+            self._full += prompt_pages(fresh, page_tokens, state, self._naming.key).full
+        return self._full[:count]

@@ -1,0 +1,88 @@
+"""What the depot's tests share: pages with known content, and a server on the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from xxhash import xxh3_64_intdigest
+
+from pdrelay.depot.base import EngineDepot, PageKind, Part
+from pdrelay.depot.server import DepotServer
+from pdrelay.kv.contract import KVContract
+
+KEY = b"f" * 32
+
+
+def contract(**changes: object) -> KVContract:
+    fields: dict[str, object] = {
+        "model": "m", "revision": "r", "layers": 4, "heads": 1, "head_size": 64, "dtype": "float32",
+        "page_tokens": 16, "part_bytes": 1024, "codec": "emulated",
+    }  # fmt: skip
+    return KVContract(**(fields | changes))  # type: ignore[arg-type]
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+def names(*numbers: int) -> list[bytes]:
+    return [name(number) for number in numbers]
+
+
+def content(page: bytes, part: int, size: int, production: int = 0) -> bytes:
+    """What a well-behaved engine writes for this part; no two productions of a page are equal."""
+    return ((page + bytes([part]) + production.to_bytes(4, "big")) * (size // 37 + 1))[:size]
+
+
+def write_parts(
+    depot: EngineDepot, owner: str, page: bytes, offset: int, shape: KVContract, parts: range, production: int = 0
+) -> None:
+    done = []
+    for part in parts:
+        at = offset + part * shape.part_bytes
+        depot.arena[at : at + shape.part_bytes] = content(page, part, shape.part_bytes, production)
+        done.append(Part(page, part, xxh3_64_intdigest(depot.arena[at : at + shape.part_bytes])))
+    depot.publish(owner, done)
+
+
+def produce(depot: EngineDepot, owner: str, pages: list[bytes], shape: KVContract, *, tail: bool = False) -> None:
+    """Reserves, writes and publishes whole pages; the last is a transfer page when `tail`."""
+    kinds = [PageKind.PREFIX] * (len(pages) - tail) + [PageKind.TRANSFER] * tail
+    for page, offset in zip(pages, depot.reserve(owner, pages, kinds), strict=True):
+        if offset is not None:
+            write_parts(depot, owner, page, offset, shape, range(shape.parts))
+
+
+def intact(depot: EngineDepot, owner: str, pages: list[bytes], shape: KVContract) -> bool:
+    """Whether all pages can be leased and hold what `produce` wrote."""
+    offsets = depot.lease(owner, pages)
+    return len(offsets) == len(pages) and all(
+        bytes(depot.arena[offset + part * shape.part_bytes :][: shape.part_bytes])
+        == content(page, part, shape.part_bytes)
+        for page, offset in zip(pages, offsets, strict=True)
+        for part in range(shape.parts)
+    )
+
+
+def production_of(depot: EngineDepot, page: bytes, offset: int, shape: KVContract) -> int | None:
+    """Which production of the page is in the arena; None when its bytes are wrong or of several productions."""
+    found = int.from_bytes(depot.arena[offset + 33 : offset + 37], "big")
+    whole = b"".join(content(page, part, shape.part_bytes, found) for part in range(shape.parts))
+    return found if whole == depot.arena[offset : offset + shape.page_bytes] else None
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.005)
+
+
+class RunningDepot:
+    """A server on the test's own event loop."""
+
+    def __init__(self, server: DepotServer, socket_path: Path) -> None:
+        self.server, self.hub, self.socket_path = server, server.hub, socket_path

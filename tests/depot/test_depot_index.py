@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from depot_kit import name, names
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from pdrelay.depot.base import PageKind
+from pdrelay.depot.index import Index, Layout, Lost, Page
+from pdrelay.errors import ArenaFullError, ProtocolError
+
+LAYOUT = Layout(parts=2, part_bytes=64)
+PREFIX, TRANSFER = PageKind.PREFIX, PageKind.TRANSFER
+
+
+def index_of(pages: int) -> Index:
+    return Index(pages * LAYOUT.page_bytes)
+
+
+def fill(index: Index, owner: str, *numbers: int, kind: PageKind = PREFIX) -> None:
+    index.reserve(owner, names(*numbers), [kind] * len(numbers), LAYOUT)
+    for number in numbers:
+        index.publish(owner, name(number), 0, [number, number])
+
+
+def test_least_recently_used_pages_go_first_and_pinned_ones_never() -> None:
+    index = index_of(3)
+    fill(index, "w", 1, 2, 3)
+    index.match(names(1))
+    index.pin("reader", names(2))
+    fill(index, "w", 4)
+    assert [index.complete(name(n)) for n in (1, 2, 3, 4)] == [True, True, False, True]
+    index.pin("reader", names(1, 4))
+    with pytest.raises(ArenaFullError) as error:
+        index.reserve("w", names(5), [PREFIX], LAYOUT)
+    assert not error.value.hopeless
+    assert index.reserve_waits == 1
+
+
+def test_a_prefix_is_evicted_from_its_end() -> None:
+    index = index_of(3)
+    fill(index, "w", 1, 2, 3)
+    index.lease("reader", names(1, 2, 3))
+    index.release("reader")
+    fill(index, "w", 4)
+    assert index.match(names(1, 2, 3)) == 2
+
+
+def test_reserving_is_all_or_nothing() -> None:
+    index = index_of(2)
+    with pytest.raises(ArenaFullError) as error:
+        index.reserve("w", names(1, 2, 3), [PREFIX] * 3, LAYOUT)
+    assert error.value.hopeless
+    assert index.owners == index.used_bytes == len(index) == 0
+
+
+def test_there_is_one_writer() -> None:
+    index = index_of(4)
+    assert index.reserve("a", names(1, 2, 1), [PREFIX] * 3, LAYOUT) == [0, 128, None]
+    assert index.reserve("b", names(1, 3), [PREFIX] * 2, LAYOUT) == [None, 256]
+    assert not index.publish("b", name(1), 0, [7])
+    with pytest.raises(ProtocolError):
+        index.publish("a", name(1), 2, [7])
+
+
+def test_the_death_of_a_writer_makes_its_incomplete_pages_absent() -> None:
+    index = index_of(4)
+    index.reserve("a", names(1, 2), [PREFIX] * 2, LAYOUT)
+    index.publish("a", name(1), 0, [5, 5])
+    index.publish("a", name(2), 0, [5])
+    index.take_changes()
+    index.release("a", died=True)
+    assert index.take_changes().lost == [Lost(name(2), True)]
+    assert index.complete(name(1))
+    assert index.get(name(2)) is None
+
+
+def test_transfer_pages_go_when_nothing_pins_them() -> None:
+    index = index_of(4)
+    fill(index, "writer", 1, kind=TRANSFER)
+    index.pin("reader", names(1))
+    index.release("writer")
+    assert index.complete(name(1))
+    index.release("reader")
+    assert index.get(name(1)) is None
+    assert index.used_bytes == 0
+
+
+def test_a_pin_may_come_before_its_page() -> None:
+    index = index_of(1)
+    index.pin("transfer", names(1))
+    fill(index, "w", 1)
+    with pytest.raises(ArenaFullError):
+        index.reserve("w", names(2), [PREFIX], LAYOUT)
+
+
+def test_bytes_stay_in_place_while_a_thread_uses_them() -> None:
+    index = index_of(1)
+    index.reserve("w", names(1), [PREFIX], LAYOUT)
+    page = index.get(name(1))
+    assert page is not None
+    index.hold(page)
+    index.release("w")
+    with pytest.raises(ArenaFullError):
+        index.reserve("w", names(2), [PREFIX], LAYOUT)
+    index.unhold(page)
+    assert index.reserve("w", names(2), [PREFIX], LAYOUT) == [0]
+
+
+OWNERS, NAMES = st.sampled_from("abc"), st.lists(st.integers(0, 7), min_size=1, max_size=4)
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Any sequence of calls keeps the rules, and when all owners are gone nothing is left but unpinned pages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = index_of(5)
+        self.pins: dict[str, set[int]] = {"a": set(), "b": set(), "c": set()}
+        self.held: list[Page] = []
+
+    @rule(owner=OWNERS, numbers=NAMES, kind=st.sampled_from(PageKind), wide=st.booleans())
+    def reserve(self, owner: str, numbers: list[int], kind: PageKind, wide: bool) -> None:
+        before = {number: self.index.get(name(number)) for number in numbers}
+        layout = Layout(2, 128) if wide else LAYOUT
+        try:
+            offsets = self.index.reserve(owner, names(*numbers), [kind] * len(numbers), layout)
+        except ArenaFullError:
+            return
+        for number, offset in zip(numbers, offsets, strict=True):
+            if offset is not None:
+                assert before[number] is None
+                if kind is TRANSFER:
+                    self.pins[owner].add(number)
+
+    @rule(owner=OWNERS, number=st.integers(0, 7), first=st.integers(0, 1))
+    def publish(self, owner: str, number: int, first: int) -> None:
+        page = self.index.get(name(number))
+        accepted = self.index.publish(owner, name(number), first, [number])
+        assert not accepted or page is not None
+
+    @rule(owner=OWNERS, numbers=NAMES)
+    def pin(self, owner: str, numbers: list[int]) -> None:
+        self.index.pin(owner, names(*numbers))
+        self.pins[owner] |= set(numbers)
+
+    @rule(owner=OWNERS, numbers=NAMES)
+    def unpin(self, owner: str, numbers: list[int]) -> None:
+        self.index.unpin(owner, names(*dict.fromkeys(numbers)))
+        self.pins[owner] -= set(numbers)
+
+    @rule(owner=OWNERS, died=st.booleans())
+    def release(self, owner: str, died: bool) -> None:
+        self.index.release(owner, died=died)
+        self.pins[owner].clear()
+
+    @rule(number=st.integers(0, 7))
+    def hold(self, number: int) -> None:
+        if (page := self.index.get(name(number))) is not None:
+            self.index.hold(page)
+            self.held.append(page)
+
+    @rule()
+    def unhold(self) -> None:
+        if self.held:
+            self.index.unhold(self.held.pop())
+
+    @invariant()
+    def pinned_pages_stay(self) -> None:
+        changes = self.index.take_changes()
+        pinned = set().union(*self.pins.values())
+        for gone in changes.removed:
+            assert int.from_bytes(gone) not in pinned or not self.index.complete(gone)
+
+    @invariant()
+    def extents_are_disjoint_and_within_capacity(self) -> None:
+        live = {id(page): page for page in [*self.index, *self.held]}.values()
+        spans = sorted((page.offset, page.offset + page.layout.page_bytes) for page in live)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+        assert sum(end - start for start, end in spans) == self.index.used_bytes <= self.index.capacity
+
+    @invariant()
+    def reservations_are_counted(self) -> None:
+        assert self.index.reserved == sum(not page.complete for page in self.index)
+
+    def teardown(self) -> None:
+        for page in self.held:
+            self.index.unhold(page)
+        for owner in "abc":
+            self.index.release(owner)
+        assert self.index.owners == self.index.reserved == self.index.pinned == 0
+        self.index.evict_all(LAYOUT)
+        self.index.evict_all(Layout(2, 128))
+        assert self.index.used_bytes == 0
+
+
+IndexMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestIndexMachine = IndexMachine.TestCase

@@ -1,0 +1,439 @@
+"""What transfers promise, on two joined in-memory depots with a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from depot_kit import contract, intact, name, names, produce, production_of, write_parts
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from pdrelay.depot.base import Delivered, DepotEvent, DepotStats, LinkState, Offered, PageKind, Stalled, Transfer
+from pdrelay.depot.memory import MemoryDepot, MemoryEngineDepot, link
+from pdrelay.depot.receiving import LOST_PEER_SECONDS
+
+SHAPE = contract()
+PREFIX = PageKind.PREFIX
+XFERS, NUMBERS = st.sampled_from("xyz"), st.integers(0, 5)
+
+
+class Pair:
+    """Prefill depot `p` linked to decode depot `d`, an engine at each."""
+
+    def __init__(self, *, pages_there: int = 32, stepped: bool = False, batch_bytes: int = 1 << 20) -> None:
+        self.now = 0.0
+        clock: Callable[[], float] = lambda: self.now  # noqa: E731
+        self.p = MemoryDepot("p", 32 * SHAPE.page_bytes, clock=clock)
+        self.d = MemoryDepot("d", pages_there * SHAPE.page_bytes, clock=clock)
+        self.link = link(self.p, self.d, stepped=stepped, batch_bytes=batch_bytes)
+        self.prefill: MemoryEngineDepot = self.p.engine("prefill", SHAPE)
+        self.decode: MemoryEngineDepot = self.d.engine("decode", SHAPE)
+        self.control = self.p.control()
+        self.events: list[DepotEvent] = []
+        self.p.hub.subscribe(self.note)
+        self.events.clear()  # the present state of the link
+
+    def note(self, event: DepotEvent) -> None:
+        if isinstance(event, Offered | Delivered | Stalled | LinkState):
+            self.events.append(event)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.p.tick()
+        self.d.tick()
+
+    def take_events(self) -> list[DepotEvent]:
+        taken, self.events = self.events, []
+        return taken
+
+    def stats(self) -> tuple[DepotStats, DepotStats]:
+        return self.p.hub.stats(), self.d.hub.stats()
+
+    def check_nothing_is_held(self) -> None:
+        for stats in self.stats():
+            assert (stats.reserved, stats.pinned, stats.leases, stats.transfers) == (0, 0, 0, 0)
+        assert not self.p.hub.senders._by_name
+        assert not self.d.hub.receivers._by_name
+        assert not self.d.hub.receivers._fetches
+        assert all(page.users == 0 for depot in (self.p, self.d) for page in depot.hub.index)
+
+
+async def test_pages_follow_an_offer_made_before_they_exist() -> None:
+    pair = Pair()
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2, 3), tail=True, to="d", addressee="decode"))
+    assert pair.take_events() == [Offered("x", 0)]
+    produce(pair.prefill, "r", names(1, 2, 3), SHAPE, tail=True)
+    pair.prefill.release("r")
+    assert pair.take_events() == [Delivered("x")]
+    assert intact(pair.decode, "r", names(1, 2, 3), SHAPE)
+    stats = await pair.control.end("x")
+    assert (stats.sent, stats.saved, stats.pages, stats.delivered) == (3 * SHAPE.page_bytes, 0, 3, True)
+    pair.decode.release("r")
+    pair.check_nothing_is_held()
+    assert [s.pages for s in pair.stats()] == [2, 2], "the tail went at both ends"
+
+
+async def test_only_what_is_lacking_travels() -> None:
+    pair = Pair()
+    produce(pair.decode, "old", names(1), SHAPE)
+    pair.decode.report_held(names(2), [])
+    produce(pair.prefill, "r", names(1, 2, 3), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2, 3), to="d", addressee="decode"))
+    assert pair.take_events() == [Offered("x", 2), Delivered("x")]
+    stats = await pair.control.transfer_stats("x")
+    assert (stats.sent, stats.saved) == (SHAPE.page_bytes, 2 * SHAPE.page_bytes)
+    pair.decode.report_held([], names(2))
+    assert pair.d.hub.index.complete(name(2)), "what the engine lost is sent after all"
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+async def test_parts_stream_on_before_their_page_is_complete() -> None:
+    pair = Pair()
+    await pair.control.transfer(Transfer(xfer="x", names=names(1), to="d"))
+    (offset,) = pair.prefill.reserve("r", names(1), [PREFIX])
+    assert offset is not None
+    write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(3))
+    assert pair.d.hub.stats().received_bytes == 3 * SHAPE.part_bytes
+    write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(3, 4))
+    assert Delivered("x") in pair.take_events()
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+async def test_one_name_is_fetched_once_and_again_when_its_source_ends() -> None:
+    pair = Pair()
+    (local,) = pair.decode.reserve("local", names(1), [PREFIX])
+    assert local is not None
+    produce(pair.prefill, "r", names(1, 2), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
+    await pair.control.transfer(Transfer(xfer="y", names=names(2), to="d"))
+    assert pair.d.hub.stats().received_bytes == SHAPE.page_bytes
+    pair.decode.release("local")
+    assert pair.d.hub.stats().received_bytes == 2 * SHAPE.page_bytes
+    assert Delivered("x") in pair.take_events()
+    await pair.control.end("x")
+    await pair.control.end("y")
+    pair.check_nothing_is_held()
+
+
+async def test_a_second_transfer_takes_over_from_one_that_ends() -> None:
+    pair = Pair(stepped=True)
+    produce(pair.prefill, "r", names(1), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(1), to="d"))
+    await pair.control.transfer(Transfer(xfer="y", names=names(1), to="d"))
+    for _ in range(2):
+        pair.link.deliver_message()
+    await pair.control.end("x")
+    while pair.link.step():
+        pass
+    assert Delivered("y") in pair.take_events()
+    await pair.control.end("y")
+    while pair.link.step():
+        pass
+    pair.check_nothing_is_held()
+
+
+async def test_corrupt_parts_are_dropped_counted_and_sent_again() -> None:
+    pair = Pair(batch_bytes=SHAPE.part_bytes)
+    pair.link.corrupt_next = 3
+    produce(pair.prefill, "r", names(1, 2), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
+    assert Delivered("x") in pair.take_events()
+    assert intact(pair.decode, "r", names(1, 2), SHAPE)
+    assert pair.d.hub.stats().corrupt_parts == 3
+    pair.decode.release("r")
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+async def test_a_full_receiver_wants_later() -> None:
+    pair = Pair(pages_there=2)
+    produce(pair.decode, "busy", names(8, 9), SHAPE)
+    pair.decode.lease("busy", names(8, 9))
+    produce(pair.prefill, "r", names(1, 2), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
+    assert pair.take_events() == [Offered("x", 0)]
+    assert pair.d.hub.stats().reserve_waits > 0
+    pair.decode.release("busy")
+    assert pair.take_events() == [Delivered("x")]
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+async def test_two_large_transfers_do_not_starve_each_other() -> None:
+    pair = Pair(pages_there=3)
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
+    await pair.control.transfer(Transfer(xfer="y", names=names(3, 4), to="d"))
+    produce(pair.prefill, "r", names(4, 3, 2, 1), SHAPE)
+    assert Delivered("x") in pair.take_events()
+    await pair.control.end("x")
+    assert Delivered("y") in pair.take_events()
+    await pair.control.end("y")
+    pair.check_nothing_is_held()
+
+
+async def test_after_a_cut_only_missing_parts_are_sent_again() -> None:
+    pair = Pair()
+    await pair.control.transfer(Transfer(xfer="x", names=names(1), to="d"))
+    (offset,) = pair.prefill.reserve("r", names(1), [PREFIX])
+    assert offset is not None
+    write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(3))
+    pair.link.cut()
+    write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(3, 4))
+    pair.link.mend()
+    assert [type(event) for event in pair.take_events()] == [Offered, LinkState, LinkState, Delivered]
+    assert (await pair.control.end("x")).sent == SHAPE.page_bytes
+    pair.check_nothing_is_held()
+
+
+async def test_a_new_production_is_never_mixed_with_the_old_one() -> None:
+    pair = Pair()
+    await pair.control.transfer(Transfer(xfer="x", names=names(1), to="d"))
+    (offset,) = pair.prefill.reserve("r", names(1), [PREFIX])
+    assert offset is not None
+    write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(3))
+    crashed, pair.prefill = pair.prefill, pair.p.engine("prefill", SHAPE)
+    crashed.close()
+    assert pair.take_events() == [Offered("x", 0), Stalled("x", names(1))]
+    (offset,) = pair.prefill.reserve("r", names(1), [PREFIX])
+    assert offset is not None
+    write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(3, 4))
+    assert not pair.d.hub.index.complete(name(1))
+    write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(3))
+    assert pair.take_events() == [Delivered("x")]
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+async def test_a_page_that_was_given_up_stalls_after_a_while() -> None:
+    pair = Pair()
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
+    pair.prefill.reserve("r", names(1, 2), [PREFIX] * 2)
+    pair.prefill.release("r")
+    pair.advance(1)
+    produce(pair.prefill, "r", names(2), SHAPE)
+    pair.advance(1.5)
+    assert pair.take_events() == [Offered("x", 0), Stalled("x", names(1))]
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+async def test_a_demoted_transfer_finishes_without_tail_and_ends_by_itself() -> None:
+    pair = Pair()
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2, 3), tail=True, to="d"))
+    produce(pair.prefill, "r", names(1), SHAPE)
+    await pair.control.demote("x")
+    await pair.control.aclose()
+    produce(pair.prefill, "r", names(2), SHAPE)
+    pair.check_nothing_is_held()
+    assert pair.d.hub.index.match(names(1, 2)) == 2
+
+
+async def test_a_demoted_transfer_does_not_wait_for_what_never_comes() -> None:
+    pair = Pair()
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
+    produce(pair.prefill, "r", names(1), SHAPE)
+    await pair.control.demote("x")
+    pair.advance(0.5)
+    pair.advance(3)
+    pair.check_nothing_is_held()
+    assert pair.d.hub.index.match(names(1, 2)) == 1
+
+
+async def test_a_lost_sender_is_forgotten_after_a_grace() -> None:
+    pair = Pair()
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
+    produce(pair.prefill, "r", names(1), SHAPE)
+    pair.link.cut()
+    pair.advance(LOST_PEER_SECONDS / 2)
+    assert pair.d.hub.stats().transfers == 1
+    pair.advance(LOST_PEER_SECONDS)
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+async def test_small_transfers_go_first_and_demoted_ones_last() -> None:
+    pair = Pair(stepped=True, batch_bytes=SHAPE.page_bytes)
+    produce(pair.prefill, "r", names(*range(1, 9)), SHAPE)
+    await pair.control.transfer(Transfer(xfer="demoted", names=names(1), to="d"))
+    await pair.control.demote("demoted")
+    await pair.control.transfer(Transfer(xfer="large", names=names(2, 3, 4, 5, 6), to="d"))
+    await pair.control.transfer(Transfer(xfer="small", names=names(7, 8), to="d"))
+    while pair.link.deliver_message():
+        pass
+    while pair.link.step():
+        pass
+    assert [e.xfer for e in pair.take_events() if isinstance(e, Delivered)] == ["small", "large", "demoted"]
+    await pair.control.end("small")
+    await pair.control.end("large")
+    while pair.link.step():
+        pass
+    pair.check_nothing_is_held()
+
+
+def test_a_peer_with_another_contract_is_refused() -> None:
+    p, d = MemoryDepot("p"), MemoryDepot("d")
+    p.engine("prefill", SHAPE)
+    d.engine("decode", contract(dtype="bfloat16"))
+    seen: list[DepotEvent] = []
+    p.hub.subscribe(seen.append)
+    link(p, d)
+    (state,) = seen
+    assert isinstance(state, LinkState)
+    assert not state.up
+    for word in ("dtype", "float32", "bfloat16"):
+        assert word in state.detail
+
+
+async def test_a_transfer_may_be_offered_before_any_engine_is_known() -> None:
+    p, d = MemoryDepot("p"), MemoryDepot("d")
+    link(p, d)
+    control = p.control()
+    await control.transfer(Transfer(xfer="x", names=names(1), to="d"))
+    produce(p.engine("prefill", SHAPE), "r", names(1), SHAPE)
+    assert d.hub.index.complete(name(1))
+    await control.aclose()
+    assert (d.hub.stats().transfers, d.hub.stats().leases) == (0, 0)
+
+
+async def test_what_is_corrupt_at_its_source_does_not_flood_the_line() -> None:
+    pair = Pair()
+    (offset,) = pair.prefill.reserve("r", names(1), [PREFIX])
+    assert offset is not None
+    write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(4))
+    pair.prefill.arena[offset] ^= 0xFF
+    await pair.control.transfer(Transfer(xfer="x", names=names(1), to="d"))
+    assert pair.d.hub.stats().corrupt_parts < 20
+    pair.prefill.arena[offset] ^= 0xFF
+    pair.advance(1)
+    assert Delivered("x") in pair.take_events()
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+class Chaos(RuleBasedStateMachine):
+    """Whatever happens in whatever order: no page mixes two productions, and in the end nothing is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = Pair(pages_there=4, stepped=True, batch_bytes=2 * SHAPE.part_bytes)
+        self.production: dict[int, int] = {}
+        self.productions = 0
+
+    @rule(xfer=XFERS, first=NUMBERS, count=st.integers(1, 4))
+    def transfer(self, xfer: str, first: int, count: int) -> None:
+        wish = Transfer(xfer=xfer, names=names(*range(first, first + count)), to="d", addressee="decode")
+        with self.pair.p.turn():
+            self.pair.p.hub.transfer(wish, "gateway")
+
+    @rule(xfer=XFERS)
+    def end(self, xfer: str) -> None:
+        with self.pair.p.turn():
+            self.pair.p.hub.end(xfer)
+
+    @rule(xfer=XFERS)
+    def demote(self, xfer: str) -> None:
+        with self.pair.p.turn():
+            self.pair.p.hub.demote(xfer)
+
+    @rule(number=NUMBERS)
+    def reserve(self, number: int) -> None:
+        (offset,) = self.pair.prefill.reserve(f"r{number}", names(number), [PREFIX])
+        if offset is not None:
+            self.productions += 1
+            self.production[number] = self.productions
+
+    @rule(number=NUMBERS, parts=st.sampled_from([range(2), range(2, 4), range(4)]))
+    def write(self, number: int, parts: range) -> None:
+        page = self.pair.p.hub.index.get(name(number))
+        if page is not None and not page.complete:
+            production = self.production[number]
+            write_parts(self.pair.prefill, f"r{number}", page.name, page.offset, SHAPE, parts, production)
+
+    @rule(number=NUMBERS)
+    def release(self, number: int) -> None:
+        self.pair.prefill.release(f"r{number}")
+
+    @rule()
+    def crash(self) -> None:
+        self.pair.prefill.close()
+        self.pair.prefill = self.pair.p.engine("prefill", SHAPE)
+
+    @rule(numbers=st.lists(NUMBERS, unique=True))
+    def lease(self, numbers: list[int]) -> None:
+        self.pair.decode.lease("l", names(*numbers))
+
+    @rule()
+    def unlease(self) -> None:
+        self.pair.decode.release("l")
+
+    @rule(number=NUMBERS, held=st.booleans())
+    def report_held(self, number: int, held: bool) -> None:
+        self.pair.decode.report_held(names(number) if held else [], [] if held else names(number))
+
+    @rule(count=st.integers(1, 20))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.pair.link.step()
+
+    @rule()
+    def cut_or_mend(self) -> None:
+        if self.pair.link.up:
+            self.pair.link.cut()
+        else:
+            self.pair.link.mend()
+
+    @rule(count=st.integers(0, 3))
+    def corrupt(self, count: int) -> None:
+        self.pair.link.corrupt_next = count
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]))
+    def advance(self, seconds: float) -> None:
+        self.pair.advance(seconds)
+
+    @invariant()
+    def complete_pages_are_of_one_production(self) -> None:
+        for page in self.pair.d.hub.index:
+            if page.complete:
+                assert production_of(self.pair.decode, page.name, page.offset, SHAPE) is not None
+
+    def teardown(self) -> None:
+        if not self.pair.link.up:
+            self.pair.link.mend()
+        for xfer in ("x", "y", "z"):
+            self.end(xfer)
+        self.pair.prefill.close()
+        self.pair.decode.close()
+        while self.pair.link.step():
+            pass
+        self.pair.check_nothing_is_held()
+
+
+class Delivery(Chaos):
+    """As Chaos; and a transfer whose pages are all produced is delivered once the line is up and there is room."""
+
+    def teardown(self) -> None:
+        self.pair.link.corrupt_next = 0
+        if not self.pair.link.up:
+            self.pair.link.mend()
+        for xfer in ("x", "y", "z"):
+            self.end(xfer)
+        self.unlease()
+        wish = Transfer(xfer="last", names=names(0, 1, 2), to="d", addressee="decode")
+        with self.pair.p.turn():
+            self.pair.p.hub.transfer(wish, "gateway")
+        self.crash()
+        for number in range(3):
+            self.reserve(number)
+            self.write(number, range(4))
+        while self.pair.link.step():
+            pass
+        assert self.pair.p.hub.senders.stats("last").delivered
+        self.end("last")
+        super().teardown()
+
+
+Delivery.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestDelivery = Delivery.TestCase

@@ -1,0 +1,422 @@
+"""The emulated engine: every correct path gives what one engine alone gives, and every mistake shows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdrelay.depot.base import EngineDepot, PageKind, Part, Transfer
+from pdrelay.depot.memory import MemoryDepot
+from pdrelay.engine.emulated.backend import EmulatedBackend
+from pdrelay.engine.emulated.host_depot import HostDepot
+from pdrelay.engine.emulated.steps import ScaledClock
+from pdrelay.engine.emulated.tokens import reference_tokens
+from pdrelay.engine.memory import LocalEngine
+from pdrelay.engine.messages import Extended, Failed, Finished, Open, Opened, Sampling, Tokens
+from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
+from pdrelay.perf.profile import Profile, load, shipped
+
+PROFILE = load(shipped("tiny-emulated"))
+CONTRACT = PROFILE.contract("m")
+MAX_MODEL_LEN = 4096
+
+
+class Site:
+    """A datacenter: one depot and its engines."""
+
+    def __init__(self, *engines: str, arena: int = 4 << 20, profile: Profile = PROFILE) -> None:
+        self.depot = MemoryDepot(capacity=arena)
+        self.control = self.depot.control()
+        self.backends = {name: self._backend(name, profile) for name in engines}
+        self.engines = {name: LocalEngine(backend) for name, backend in self.backends.items()}
+
+    def _backend(self, name: str, profile: Profile) -> EmulatedBackend:
+        def connect() -> EngineDepot:
+            return self.depot.engine(name, CONTRACT)
+
+        return EmulatedBackend(
+            instance=name, model="m", max_model_len=MAX_MODEL_LEN, profile=profile, control=self.control,
+            depot=HostDepot(connect(), connect), publish_decode=name == "MD",
+            clock=ScaledClock(0),
+        )  # fmt: skip
+
+    async def aclose(self) -> None:
+        for name, engine in self.engines.items():
+            await engine.aclose()
+            await self.backends[name].aclose()
+        await self.control.aclose()
+
+
+@contextlib.asynccontextmanager
+async def sites(*specs: Sequence[str], **options: object) -> AsyncIterator[list[Site]]:
+    made = [Site(*spec, **options) for spec in specs]
+    try:
+        yield made
+    finally:
+        for site in made:
+            await site.aclose()
+
+
+def pages_of(prompt: list[int]) -> PromptPages:
+    key = b"k" * 32
+    return prompt_pages(prompt, CONTRACT.page_tokens, root(Scope("m"), key), key)
+
+
+async def pin(site: Site, prompt: list[int]) -> None:
+    """Keeps the prompt's pages, the tail too, as the gateway's transfer does."""
+    pages = pages_of(prompt)
+    transfer = Transfer(xfer=pages.names[-1].hex(), names=list(pages.names), tail=pages.tail is not None)
+    await site.control.transfer(transfer)
+
+
+async def ship(source: Site, target: Site, prompt: list[int], damage: int | None = None) -> None:
+    """Copies pages between depots as a transfer does; `damage` flips one byte of one of them."""
+    names = pages_of(prompt).names
+    await pin(target, prompt)
+    sender, receiver = source.depot.engine("sender", CONTRACT), target.depot.engine("receiver", CONTRACT)
+    offsets = sender.lease("x", names)
+    assert len(offsets) == len(names)
+    places = receiver.reserve("x", names, [PageKind.PREFIX] * len(names))
+    for index, (name, offset, place) in enumerate(zip(names, offsets, places, strict=True)):
+        page = bytearray(sender.arena[offset : offset + CONTRACT.page_bytes])
+        if index == damage:
+            page[12345 % len(page)] ^= 1
+        receiver.arena[place : place + len(page)] = page
+        slices = [bytes(page[part * CONTRACT.part_bytes :][: CONTRACT.part_bytes]) for part in range(CONTRACT.parts)]
+        receiver.publish("x", [Part(name, n, xxhash.xxh3_64_intdigest(data)) for n, data in enumerate(slices)])
+    sender.close()
+    receiver.release("x")
+    receiver.close()
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(1000, 40000), k=length)
+
+
+def sampling_of(max_tokens: int = 40, **options: object) -> Sampling:
+    return Sampling(max_tokens=max_tokens, **options)
+
+
+def reference(prompt: list[int], sampling: Sampling) -> tuple[list[int], tuple[str, int | None]]:
+    ids, stop = reference_tokens(prompt, sampling, PROFILE.vocabulary, MAX_MODEL_LEN)
+    return ids, tuple(stop)
+
+
+async def drain(session, events: list | None = None) -> list:
+    async with asyncio.timeout(20):
+        return [event async for event in session.events()]
+
+
+def ids_of(events: list) -> list[int]:
+    return [token for event in events if isinstance(event, Tokens) for token in event.ids]
+
+
+def tokens_are_contiguous(events: list) -> bool:
+    tokens = [event for event in events if isinstance(event, Tokens)]
+    return all(b.index == a.index + len(a.ids) for a, b in itertools.pairwise(tokens))
+
+
+async def prefill(site: Site, prompt: list[int], sampling: Sampling, sid: str = "p", pinned: bool = True) -> list:
+    if pinned:
+        await pin(site, prompt)
+    request = Open(sid=sid, mode="prefill", prompt=prompt, sampling=sampling)
+    return await drain(site.engines["P"].open(request))
+
+
+def decode_request(prompt: list[int], sampling: Sampling, eager: Sequence[int] = (), sid: str = "d") -> Open:
+    names = list(pages_of(prompt).names)
+    return Open(sid=sid, mode="decode", prompt=prompt, sampling=sampling, await_names=names, eager=list(eager))
+
+
+async def decode(engine: LocalEngine, request: Open, chunks: Sequence[Sequence[int]] = ((),)) -> list:
+    session = engine.open(request)
+    for chunk in chunks[:-1]:
+        session.extend(list(chunk))
+    session.takeover(list(chunks[-1]))
+    return await drain(session)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 48, 333, 1500])
+async def test_every_path_gives_the_reference(length: int) -> None:
+    prompt, sampling = prompt_of(length), sampling_of()
+    expected, stop = reference(prompt, sampling)
+    async with sites(("P", "RLD"), ("MD",)) as (near, far):
+        first, finished = await prefill(near, prompt, sampling)
+        assert (first.index, first.ids, finished.reason) == (0, expected[:1], None)
+        await ship(near, far, prompt)
+        relayed = await decode(near.engines["RLD"], decode_request(prompt, sampling, expected[:1]))
+        assert ids_of(relayed) == expected[1:]
+        assert relayed[0].loaded_tokens == length
+        main = await decode(far.engines["MD"], decode_request(prompt, sampling, expected[:1]), [expected[1:9]])
+        assert ids_of(main) == expected[9:]
+        assert (main[-1].reason, main[-1].stop_reason) == stop
+        assert tokens_are_contiguous(main)
+        assert isinstance(main[0], Opened)
+        assert (main[0].loaded_tokens, main[0].prediction) == (length, expected[1])
+
+
+@pytest.mark.parametrize("damaged", [0, 2, 3])
+async def test_one_wrong_byte_changes_all_that_follows(damaged: int) -> None:
+    prompt, sampling = prompt_of(55), sampling_of(ignore_eos=True)
+    expected, _ = reference(prompt, sampling)
+    async with sites(("P",), ("MD",)) as (near, far):
+        await prefill(near, prompt, sampling)
+        await ship(near, far, prompt, damage=damaged)
+        main = ids_of(await decode(far.engines["MD"], decode_request(prompt, sampling, expected[:1])))
+        assert len(main) == len(expected) - 1
+        assert sum(a == b for a, b in zip(main, expected[1:], strict=True)) == 0
+
+
+async def test_what_is_computed_on_wrong_kv_is_wrong_everywhere() -> None:
+    """MD's cache and its published pages carry the mistake to the next turn, as real KV would."""
+    prompt, sampling = prompt_of(55), sampling_of(ignore_eos=True)
+    async with sites(("P",), ("MD", "other")) as (near, far):
+        await prefill(near, prompt, sampling)
+        await ship(near, far, prompt, damage=1)
+        answer = ids_of(await decode(far.engines["MD"], decode_request(prompt, sampling)))
+        turn = prompt + answer
+        names = list(pages_of(turn).full[: (len(turn) - 1) // 16])
+        await far.control.wait(names)
+        request = Open(sid="next", mode="decode", prompt=turn, sampling=sampling, await_names=names)
+        expected, _ = reference(turn, sampling)
+        for engine in far.engines.values():
+            assert ids_of(await decode(engine, request))[:3] != expected[:3]
+
+
+async def test_pages_of_another_prompt_do_not_fit() -> None:
+    """A prompt that differs in its first token shares no page name, and no output."""
+    prompt, sampling = prompt_of(50), sampling_of()
+    other = [prompt[0] + 1, *prompt[1:]]
+    assert not set(pages_of(prompt).names) & set(pages_of(other).names)
+    assert reference(prompt, sampling)[0][:2] != reference(other, sampling)[0][:2]
+
+
+async def test_prefix_hits_are_not_computed_again() -> None:
+    prompt, sampling = prompt_of(100), sampling_of()
+    async with sites(("P",)) as (near,):
+        assert (await prefill(near, prompt, sampling, "a"))[-1].cached_tokens == 0
+        assert (await prefill(near, prompt, sampling, "b"))[-1].cached_tokens == 100  # the tail from the depot
+        longer = prompt[:70] + prompt_of(40, seed=1)
+        assert (await prefill(near, longer, sampling, "c"))[-1].cached_tokens == 64
+
+
+async def test_own_hits_are_published_where_the_depot_lost_them() -> None:
+    prompt, sampling = prompt_of(100), sampling_of()
+    async with sites(("P", "RLD"), arena=8 * CONTRACT.page_bytes) as (near,):
+        expected = ids_of(await prefill(near, prompt, sampling, "a", pinned=False))
+        await prefill(
+            near, prompt_of(100, seed=1), sampling, "b", pinned=False
+        )  # pushes the first prompt out of the arena
+        assert near.depot.engine("look", CONTRACT).match(pages_of(prompt).names) < 7
+        assert ids_of(await prefill(near, prompt, sampling, "c")) == expected
+        relayed = await decode(near.engines["RLD"], decode_request(prompt, sampling))
+        assert ids_of(relayed) == reference(prompt, sampling)[0]
+        assert relayed[0].loaded_tokens == 100
+
+
+async def test_missing_pages_are_computed() -> None:
+    prompt, sampling = prompt_of(100), sampling_of()
+    async with sites(("MD",)) as (far,):
+        request = Open(
+            sid="d", mode="decode", prompt=prompt, sampling=sampling, eager=reference(prompt, sampling)[0][:3]
+        )
+        events = await decode(far.engines["MD"], request)
+        assert ids_of(events) == reference(prompt, sampling)[0][3:]
+        assert events[0].loaded_tokens == events[0].cached_tokens == 0
+
+
+async def test_next_turn_finds_the_answer_at_main_decode(eventually) -> None:
+    prompt, sampling = prompt_of(50), sampling_of(60, ignore_eos=True)
+    async with sites(("MD", "other")) as (far,):
+        answer = ids_of(await decode(far.engines["MD"], Open(sid="a", mode="decode", prompt=prompt, sampling=sampling)))
+        turn = prompt + answer + prompt_of(20, seed=3)
+        whole = 109 // 16 * 16  # the last token of the answer has no KV
+        request = Open(sid="b", mode="decode", prompt=turn, sampling=sampling)
+        events = await decode(far.engines["MD"], request)
+        assert events[0].cached_tokens == whole
+        await far.control.wait(list(pages_of(turn).full[3 : whole // 16]))
+        look = far.depot.engine("look", CONTRACT)
+        assert look.match(pages_of(turn).full[3:]) == whole // 16 - 3  # pages that the output filled, no others
+        assert ids_of(events) == reference(turn, sampling)[0]
+
+
+async def test_more_output_than_was_asked_for_is_rejected() -> None:
+    async with sites(("MD",)) as (far,):
+        request = Open(sid="d", mode="decode", prompt=prompt_of(20), sampling=sampling_of(5))
+        failed = (await decode(far.engines["MD"], request, [[7] * 3, [7] * 3]))[-1]
+        assert isinstance(failed, Failed)
+        assert (failed.status, far.backends["MD"].load().running) == (400, 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_chunking_gives_the_reference(data: st.DataObject) -> None:
+    prompt = prompt_of(data.draw(st.integers(1, 70), label="prompt"), seed=7)
+    sampling = sampling_of(data.draw(st.integers(1, 50), label="max_tokens"), seed=5)
+    expected, stop = reference(prompt, sampling)
+    known = data.draw(st.integers(0, len(expected) - 1), label="known")
+    cuts = sorted(data.draw(st.lists(st.integers(0, known), max_size=6), label="cuts"))
+    edges = [0, *cuts, known]
+    runs = [expected[a:b] for a, b in itertools.pairwise(edges)]
+
+    async def run() -> None:
+        async with sites(("P", "MD")) as (site,):
+            await prefill(site, prompt, sampling)
+            request = decode_request(prompt, sampling, runs[0])
+            events = await decode(site.engines["MD"], request, runs[1:] or [[]])
+            assert ids_of(events) == expected[known:]
+            assert (events[-1].reason, events[-1].stop_reason) == stop
+            extended = [event for event in events if isinstance(event, Extended)]
+            assert [event.computed for event in extended] == edges[2:-1]
+            assert all(event.prediction == expected[event.computed] for event in extended)
+
+    asyncio.run(run())
+
+
+async def test_a_lost_or_doubled_token_changes_all_that_follows() -> None:
+    prompt, sampling = prompt_of(40), sampling_of(ignore_eos=True)
+    expected, _ = reference(prompt, sampling)
+    async with sites(("MD",)) as (far,):
+        for sid, wrong in (("lost", expected[1:10]), ("doubled", [expected[0], *expected[:10]])):
+            request = Open(sid=sid, mode="decode", prompt=prompt, sampling=sampling)
+            got = ids_of(await decode(far.engines["MD"], request, [wrong]))
+            assert not set(got[:5]) & set(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "check"),
+    [
+        ({"max_tokens": 1}, lambda ids, finished: len(ids) == 1 and finished.reason == "length"),
+        ({"max_tokens": 5}, lambda ids, finished: len(ids) == 5 and finished.reason == "length"),
+        ({"max_tokens": 4000}, lambda ids, finished: ids[-1] == 2 and finished == Finished(sid="d", reason="stop")),
+        ({"max_tokens": 4000, "ignore_eos": True}, lambda ids, _: len(ids) == 4000 and 2 in ids),
+        ({"max_tokens": 4000, "min_tokens": 3000}, lambda ids, _: len(ids) > 3000 and 2 not in ids[:3000]),
+        ({"max_tokens": 10_000, "ignore_eos": True}, lambda ids, f: len(ids) == 4086 and f.reason == "length"),
+    ],
+)
+def test_stop_conditions(options: dict, check) -> None:
+    ids, stop = reference(prompt_of(10), Sampling(**options))
+    assert check(ids, Finished(sid="d", reason=stop[0], stop_reason=stop[1]))
+
+
+async def test_stop_token_ends_with_its_id() -> None:
+    prompt = prompt_of(30)
+    token = reference(prompt, sampling_of(ignore_eos=True))[0][6]
+    sampling = sampling_of(stop_token_ids=[token])
+    async with sites(("MD",)) as (far,):
+        events = await decode(far.engines["MD"], Open(sid="d", mode="decode", prompt=prompt, sampling=sampling))
+        assert events[-2].last
+        assert events[-1] == Finished(sid="d", reason="stop", stop_reason=token)
+        assert ids_of(events) == reference(prompt, sampling)[0]
+
+
+def test_seed_changes_the_output() -> None:
+    outputs = [tuple(reference(prompt_of(10), sampling_of(seed=seed))[0][:4]) for seed in (None, 0, 1, -1)]
+    assert len(set(outputs)) == 4
+
+
+async def test_token_zero_can_end_a_request() -> None:
+    async with sites(("P",)) as (near,):
+        tokens, finished = await prefill(near, prompt_of(30), sampling_of(1))
+        assert tokens.last
+        assert finished.reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (Open(sid="d", mode="decode", prompt=[], sampling=Sampling(max_tokens=5)), "empty"),
+        (Open(sid="d", mode="decode", prompt=[1] * 4096, sampling=Sampling(max_tokens=5)), "context of 4096"),
+        (Open(sid="d", mode="decode", prompt=[1, -1], sampling=Sampling(max_tokens=5)), "-1 is not a token id"),
+        (Open(sid="d", mode="decode", prompt=[1], sampling=Sampling(max_tokens=0)), "max_tokens is 0"),
+        (Open(sid="d", mode="prefill", prompt=[1] * 2000, sampling=Sampling(max_tokens=5)), "does not fit"),
+    ],
+)
+async def test_bad_requests_are_rejected(request_: Open, text: str) -> None:
+    async with sites(("P",), arena=100 * CONTRACT.page_bytes) as (near,):
+        (failed,) = await drain(near.engines["P"].open(request_))
+        assert isinstance(failed, Failed)
+        assert failed.status == 400
+        assert text in failed.message
+
+
+async def test_a_full_arena_makes_prefill_wait(eventually) -> None:
+    prompt, sampling = prompt_of(60), sampling_of()
+    async with sites(("P",), arena=5 * CONTRACT.page_bytes) as (near,):
+        hog = near.depot.engine("hog", CONTRACT)
+        hog.reserve("x", [b"h" * 32, b"i" * 32], [PageKind.PREFIX] * 2)
+        running = asyncio.create_task(prefill(near, prompt, sampling))
+        await eventually(lambda: near.depot.hub.stats().reserve_waits > 1)
+        assert not running.done()
+        hog.release("x")
+        assert ids_of(await running) == reference(prompt, sampling)[0][:1]
+
+
+async def test_abort_anywhere_frees_everything(eventually) -> None:
+    """Sessions are aborted after any number of loop ticks: in admission, loading, computing, waiting, decoding."""
+    prompt, sampling = prompt_of(300), sampling_of(2000, ignore_eos=True)
+    async with sites(("P", "MD")) as (site,):
+        for ticks in range(0, 120, 3):
+            site.depot.hub.stats()
+            fresh = [ticks + 1000, *prompt]
+            sessions = [
+                site.engines["P"].open(Open(sid=f"p{ticks}", mode="prefill", prompt=fresh, sampling=sampling)),
+                site.engines["MD"].open(decode_request(fresh, sampling, sid=f"w{ticks}")),
+                site.engines["MD"].open(Open(sid=f"d{ticks}", mode="decode", prompt=fresh, sampling=sampling)),
+            ]
+            sessions[2].takeover([])
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            for session in sessions:
+                session.abort()
+        for backend in site.backends.values():
+            await eventually(lambda: backend.load().running == backend.load().waiting == 0)  # noqa: B023
+            assert backend.load().kv_usage == 0
+        await eventually(lambda: site.depot.hub.stats().leases == 0)
+        stats = site.depot.hub.stats()
+        assert (stats.reserved, stats.pinned, stats.leases) == (0, 0, 0)
+        assert len(ids_of(await prefill(site, prompt, sampling))) == 1
+
+
+async def test_many_sequences_share_steps() -> None:
+    async with sites(("MD",)) as (far,):
+        prompts = [prompt_of(20 + n, seed=n) for n in range(100)]  # more than max_num_seqs
+        sampling = sampling_of(20)
+        requests = [
+            Open(sid=str(n), mode="decode", prompt=prompt, sampling=sampling) for n, prompt in enumerate(prompts)
+        ]
+        results = await asyncio.gather(*(decode(far.engines["MD"], request) for request in requests))
+        assert [ids_of(events) for events in results] == [reference(prompt, sampling)[0] for prompt in prompts]
+
+
+async def test_cache_is_bounded_and_reported(eventually) -> None:
+    kv = msgspec.structs.replace(PROFILE.kv, capacity=f"{20 * CONTRACT.page_bytes}B")
+    small = msgspec.structs.replace(PROFILE, kv=kv)
+    async with sites(("P",), profile=small) as (near,):
+        for seed in range(6):
+            await prefill(near, prompt_of(160, seed=seed), sampling_of(), sid=str(seed))
+        # What the engine holds the depot knows: waiting for its newest prompt ends at once, without the arena.
+        memory = near.backends["P"]._parts.memory
+        assert len(memory._idle) == 20
+        assert memory.usage == 0
+
+
+async def test_a_lost_depot_fails_sessions_and_comes_back() -> None:
+    prompt, sampling = prompt_of(60), sampling_of()
+    async with sites(("P",)) as (near,):
+        await prefill(near, prompt, sampling, "a")
+        near.depot.die()
+        (failed,) = await prefill(near, prompt_of(60, seed=1), sampling, "b", pinned=False)
+        assert failed.status == 500
+        assert "gone" in failed.message
+        near.depot.alive = True
+        assert ids_of(await prefill(near, prompt, sampling, "c")) == reference(prompt, sampling)[0][:1]

@@ -1,0 +1,397 @@
+"""The session protocol over real WebSockets with mutual TLS, and its in-memory twin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+from websockets.server import ServerProtocol
+
+from pdrelay.cluster import certs
+from pdrelay.cluster.tls import client_context
+from pdrelay.engine.base import Chunk, Emit, Engine, EngineSession, SessionEvent
+from pdrelay.engine.client import WebSocketEngine
+from pdrelay.engine.memory import LocalEngine
+from pdrelay.engine.messages import (
+    PATH,
+    SUBPROTOCOL,
+    Abort,
+    Extend,
+    Extended,
+    Failed,
+    Finished,
+    Hello,
+    Load,
+    Open,
+    Opened,
+    Sampling,
+    Takeover,
+    Tokens,
+    decode_from_engine,
+    encode,
+)
+from pdrelay.errors import EngineRejectedError, EngineUnavailableError
+
+
+class CountingBackend:
+    """Emits the integers from the length of what it was given; misbehaves on request, by `cache_salt`."""
+
+    def __init__(self, *, instance: str = "engine", epoch: str = "1", version: int = 1) -> None:
+        self.hello = Hello(
+            version=version, instance=instance, epoch=epoch, model="m", max_model_len=1000, max_num_seqs=64,
+            page_tokens=32, page_bytes=1024, model_scope=("m", ""),
+        )  # fmt: skip
+        self.live = 0
+        self.started = 0
+
+    def load(self) -> Load:
+        return Load(running=self.live, waiting=0, kv_usage=0.0)
+
+    async def run(self, request: Open, chunks: AsyncIterator[Chunk], emit: Emit) -> None:
+        self.live += 1
+        self.started += 1
+        try:
+            await self._run(request, chunks, emit)
+        finally:
+            await asyncio.sleep(0)  # letting go takes a moment, as in a real engine
+            self.live -= 1
+
+    async def _run(self, request: Open, chunks: AsyncIterator[Chunk], emit: Emit) -> None:
+        sid = request.sid
+        match request.cache_salt:
+            case "reject":
+                raise EngineRejectedError("too long", 413)
+            case "crash":
+                raise RuntimeError("boom")
+            case "silent":
+                return
+            case "flood":
+                index = 0
+                while True:
+                    emit(Tokens(sid, index, [7] * 100))
+                    index += 1
+                    await asyncio.sleep(0)
+        if request.mode == "prefill":
+            emit(Tokens(sid, 0, [len(request.prompt)]))
+            emit(Finished(sid=sid, reason=None))
+            return
+        emit(Opened(sid=sid, cached_tokens=0, loaded_tokens=0, pages_ready=0, ready=0, prediction=1))
+        computed = len(request.eager)
+        async for chunk in chunks:
+            computed += len(chunk.ids)
+            if isinstance(chunk, Extend):
+                emit(Extended(sid, computed, computed))
+        for index in range(computed, request.sampling.max_tokens):
+            await asyncio.sleep(0.001)
+            emit(Tokens(sid, index, [index]))
+        emit(Finished(sid=sid, reason="length"))
+
+
+def request(sid: str = "a", *, salt: str = "", max_tokens: int = 20, mode: str = "decode") -> Open:
+    return Open(sid=sid, mode=mode, prompt=[1, 2, 3], sampling=Sampling(max_tokens=max_tokens), cache_salt=salt)
+
+
+async def collect(session: EngineSession, timeout: float = 20) -> list[SessionEvent]:
+    async with asyncio.timeout(timeout):
+        return [event async for event in session.events()]
+
+
+def output(events: list[SessionEvent]) -> list[int]:
+    return [token for event in events if isinstance(event, Tokens) for token in event.ids]
+
+
+@pytest.fixture(params=["socket", "memory"])
+async def engine(request, serve, tls, eventually) -> AsyncIterator[Engine]:
+    backend = CountingBackend()
+    if request.param == "memory":
+        engine = LocalEngine(backend)
+        yield engine
+        await engine.aclose()
+    else:
+        async with serve(backend) as served:
+            engine = WebSocketEngine("engine", served.address, client_context(tls, "gateway"))
+            await eventually(lambda: engine.status.healthy)
+            yield engine
+            await engine.aclose()
+    await eventually(lambda: backend.live == 0)
+
+
+async def test_session_life(engine: Engine) -> None:
+    session = engine.open(request(max_tokens=6))
+    session.extend([0, 1])
+    session.takeover([2])
+    events = await collect(session)
+    assert [type(event) for event in events[:2]] == [Opened, Extended]
+    assert output(events) == [3, 4, 5]
+    assert events[-1] == Finished(sid="a", reason="length")
+    assert engine.status.hello.instance == "engine"
+
+
+async def test_prefill_session(engine: Engine) -> None:
+    events = await collect(engine.open(request(mode="prefill")))
+    assert events == [Tokens("a", 0, [3]), Finished(sid="a", reason=None)]
+
+
+async def test_fifty_concurrent_sessions(engine: Engine) -> None:
+    async def one(number: int) -> list[int]:
+        session = engine.open(request(f"s{number}", max_tokens=30))
+        session.takeover(list(range(number % 7)))
+        return output(await collect(session))
+
+    outputs = await asyncio.gather(*(one(number) for number in range(50)))
+    assert outputs == [list(range(number % 7, 30)) for number in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("salt", "status", "text"),
+    [("reject", 413, "too long"), ("crash", 500, "RuntimeError: boom"), ("silent", 500, "without a result")],
+)
+async def test_errors_become_failed(engine: Engine, salt: str, status: int, text: str) -> None:
+    (failed,) = await collect(engine.open(request(salt=salt)))
+    assert isinstance(failed, Failed)
+    assert failed.status == status
+    assert text in failed.message
+
+
+async def test_chunk_after_takeover_fails_the_session_only(engine: Engine) -> None:
+    bad, good = engine.open(request("bad", max_tokens=500)), engine.open(request("good"))
+    for session in (bad, good):
+        session.takeover([])
+    bad.extend([1])
+    assert (await collect(bad))[-1] == Failed(sid="bad", status=400, message="chunk after Takeover")
+    assert output(await collect(good)) == list(range(20))
+
+
+async def test_abort_ends_events_and_frees(engine: Engine, eventually) -> None:
+    session = engine.open(request(max_tokens=100_000))
+    session.takeover([])
+    events = session.events()
+    while not isinstance(await anext(events), Tokens):
+        pass
+    session.abort()
+    session.abort()
+    assert await collect(session) == []
+    again = engine.open(request("b", max_tokens=3))
+    again.takeover([])
+    assert output(await collect(again)) == [0, 1, 2]
+    await eventually(lambda: engine.status.load.running == 0)
+
+
+async def test_abort_releases_a_waiting_consumer(engine: Engine) -> None:
+    session = engine.open(request())
+    waiting = asyncio.create_task(collect(session))
+    await asyncio.sleep(0.05)
+    session.abort()
+    assert [type(event) for event in await waiting] == [Opened]
+
+
+async def test_lost_connection_raises_in_every_session(serve, tls, eventually) -> None:
+    backend = CountingBackend()
+    async with serve(backend) as served:
+        engine = WebSocketEngine("engine", served.address, client_context(tls, "gateway"))
+        await eventually(lambda: engine.status.healthy)
+        sessions = [engine.open(request(f"s{n}", max_tokens=100_000)) for n in range(5)]
+        for session in sessions:
+            session.takeover([])
+        await eventually(lambda: backend.live == 5)
+        served.drop_connections()
+        for session in sessions:
+            with pytest.raises(EngineUnavailableError, match="engine engine: connection lost"):
+                await collect(session, timeout=2)
+        await eventually(lambda: backend.live == 0)
+        await eventually(lambda: engine.status.healthy, timeout=3)
+        again = engine.open(request(max_tokens=2))
+        again.takeover([])
+        assert output(await collect(again)) == [0, 1]
+        await engine.aclose()
+
+
+async def test_restart_is_noticed(serve, tls, eventually) -> None:
+    async with serve(CountingBackend(epoch="1")) as served:
+        engine = WebSocketEngine("engine", served.address, client_context(tls, "gateway"))
+        await eventually(lambda: engine.status.healthy)
+    await eventually(lambda: engine.status.detail == "connection refused")
+    assert not engine.status.healthy
+    down_since = engine.status.since
+    with pytest.raises(EngineUnavailableError, match="connection refused"):
+        engine.open(request())
+    async with serve(CountingBackend(epoch="2"), port=int(served.address.rpartition(":")[2])):
+        await eventually(lambda: engine.status.healthy, timeout=5)
+        assert engine.status.hello.epoch == "2"
+        assert engine.status.since > down_since
+        await engine.aclose()
+
+
+async def test_aclose_ends_sessions(engine: Engine) -> None:
+    session = engine.open(request(max_tokens=100_000))
+    await engine.aclose()
+    with pytest.raises(EngineUnavailableError):
+        await collect(session)
+    with pytest.raises(EngineUnavailableError):
+        engine.open(request("b"))
+
+
+async def test_kill_and_revive_in_memory(eventually) -> None:
+    backend = CountingBackend()
+    engine = LocalEngine(backend)
+    session = engine.open(request(max_tokens=100_000))
+    session.takeover([])
+    await eventually(lambda: backend.live)
+    engine.kill()
+    with pytest.raises(EngineUnavailableError, match="connection lost"):
+        await collect(session)
+    with pytest.raises(EngineUnavailableError):
+        engine.open(request())
+    engine.revive(CountingBackend(epoch="2"))
+    assert engine.status.hello.epoch == "2"
+    assert len(await collect(engine.open(request(mode="prefill")))) == 2
+    await engine.aclose()
+    assert backend.live == 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "detail"),
+    [
+        (CountingBackend(version=2), "speaks version 2 of the session protocol, we speak 1"),
+        (CountingBackend(instance="other"), "calls itself other"),  # the certificate is right, the configuration not
+    ],
+)
+async def test_wrong_engine(serve, tls, eventually, backend: CountingBackend, detail: str) -> None:
+    async with serve(backend) as served:
+        engine = WebSocketEngine("engine", served.address, client_context(tls, "gateway"))
+        await eventually(lambda: detail in engine.status.detail)
+        assert not engine.status.healthy
+        await engine.aclose()
+
+
+async def test_tls_verifies_both_sides(serve, tls, tmp_path, eventually) -> None:
+    certs.ensure(tmp_path, ["gateway"])
+    distrusting = client_context(tmp_path, "gateway")
+    uninvited = client_context(tmp_path, "gateway")
+    uninvited.load_verify_locations(tls / "ca.pem")
+    expected = {
+        "not trusting": (distrusting, "engine", "its certificate is not accepted: "),
+        "not trusted": (uninvited, "engine", "does it accept our certificate?"),
+        "another instance": (client_context(tls, "gateway"), "other", "Hostname mismatch"),
+    }
+    async with serve(CountingBackend()) as served:
+        for context, instance, detail in expected.values():
+            engine = WebSocketEngine(instance, served.address, context)
+            await eventually(lambda: engine.status.detail != "not connected yet")  # noqa: B023
+            assert detail in engine.status.detail
+            await engine.aclose()
+
+
+async def greet_and_hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An engine that accepts and says Hello, and then answers nothing, no ping either."""
+    protocol = ServerProtocol(subprotocols=[SUBPROTOCOL])
+    protocol.receive_data(await reader.readuntil(b"\r\n\r\n"))
+    (handshake,) = protocol.events_received()
+    protocol.send_response(protocol.accept(handshake))
+    protocol.send_binary(encode([CountingBackend().hello]))
+    writer.write(b"".join(protocol.data_to_send()))
+    with contextlib.suppress(ConnectionError):
+        await reader.read()
+    writer.close()
+
+
+async def test_hung_engine_is_taken_for_dead(eventually) -> None:
+    async with await asyncio.start_server(greet_and_hang, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        engine = WebSocketEngine("engine", f"127.0.0.1:{port}", None, ping_interval=0.2, ping_timeout=0.3)
+        await eventually(lambda: engine.status.healthy)
+        session = engine.open(request())
+        with pytest.raises(EngineUnavailableError, match=r"no answer to a ping for 0\.3 s"):
+            await collect(session, timeout=3)
+        await engine.aclose()
+
+
+async def test_one_frame_per_tick(serve) -> None:
+    async with serve(CountingBackend(), secure=False) as served, raw(served.address) as websocket:
+        await websocket.recv()  # Hello, perhaps with the first Load
+        await websocket.send(encode([request(f"s{n}", mode="prefill") for n in range(20)]))
+        frame = await next_frame(websocket, lambda messages: any(isinstance(m, Tokens) for m in messages))
+        assert sum(isinstance(message, Finished) for message in frame) == 20
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [(b"\xc1", "malformed frame"), (encode([]) + b"x", "malformed frame"), ("text", "text frame")],
+)
+async def test_bad_frames_close_with_a_reason(serve, eventually, frame: bytes | str, reason: str) -> None:
+    backend = CountingBackend()
+    async with serve(backend, secure=False) as served, raw(served.address) as websocket:
+        await websocket.send(encode([request(max_tokens=100_000), Takeover("a", [])]))
+        await eventually(lambda: backend.live)
+        await websocket.send(frame)
+        with pytest.raises(ConnectionClosed) as closed:
+            await next_frame(websocket, lambda _: False)
+        assert reason in closed.value.rcvd.reason
+        await eventually(lambda: backend.live == 0)
+
+
+async def test_unknown_and_doubled_sids(serve) -> None:
+    async with serve(CountingBackend(), secure=False) as served, raw(served.address) as websocket:
+        await websocket.send(encode([Extend("ghost", [1]), Abort("ghost"), request("d"), request("d")]))
+        failed: list[Failed] = []
+        while len(failed) < 2:
+            failed += [m for m in decode_from_engine(await websocket.recv()) if isinstance(m, Failed)]
+        assert [(f.sid, f.status) for f in failed] == [("ghost", 404), ("d", 400)]
+
+
+async def test_other_version_is_refused_with_a_reason(serve) -> None:
+    async with serve(CountingBackend(), secure=False) as served, raw(served.address, "pdrelay.v9") as websocket:
+        with pytest.raises(ConnectionClosed) as closed:
+            await websocket.recv()
+        assert closed.value.rcvd.reason == f"this engine speaks {SUBPROTOCOL}"
+
+
+async def test_slow_reader_is_dropped_and_stalls_nobody(serve, eventually) -> None:
+    backend = CountingBackend()
+    async with serve(backend, secure=False, max_unsent=2000) as served:
+        slow = await upgraded_socket(served.address)
+        slow.sendall(client_frame(encode([request("flood", salt="flood")])))
+        await eventually(lambda: backend.started == 1)
+        engine = WebSocketEngine("engine", served.address, None)
+        await eventually(lambda: engine.status.healthy)
+        session = engine.open(request(max_tokens=50))
+        session.takeover([])
+        assert output(await collect(session)) == list(range(50))
+        await eventually(lambda: backend.started == 2 and backend.live == 0)
+        await engine.aclose()
+        slow.close()
+
+
+async def upgraded_socket(address: str) -> socket.socket:
+    """A bare socket after the WebSocket handshake, of which nobody reads."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(
+        f"GET {PATH} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+    )
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_recv(connection, 1)
+    return connection
+
+
+def client_frame(payload: bytes) -> bytes:
+    assert len(payload) < 126
+    return bytes([0x82, 0x80 | len(payload)]) + bytes(4) + payload
+
+
+def raw(address: str, subprotocol: str = SUBPROTOCOL):
+    return connect(f"ws://{address}{PATH}", subprotocols=[subprotocol], proxy=None, compression=None)
+
+
+async def next_frame(websocket, wanted: Callable[[list], bool]) -> list:
+    async with asyncio.timeout(5):
+        while True:
+            messages = decode_from_engine(await websocket.recv())
+            if wanted(messages):
+                return messages
