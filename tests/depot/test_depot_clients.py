@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from depot_kit import KEY, RunningDepot, contract, intact, name, names, produce, until, write_parts
 
+from pdrelay.depot import wire
 from pdrelay.depot.base import DepotControl, EngineDepot, Forgotten, PageKind, Removed, Stored, Transfer
 from pdrelay.depot.control_client import control_over_unix
 from pdrelay.depot.engine_client import connect_engine
@@ -224,6 +226,39 @@ async def test_a_gateway_reconnects_and_hears_everything_anew(depot: RunningDepo
     engine.close()
     await events.aclose()  # type: ignore[attr-defined]
     await control.aclose()
+
+
+async def test_what_a_gateway_ended_while_it_was_cut_off_ends_when_it_is_back(depot: RunningDepot) -> None:
+    control = control_over_unix(str(depot.socket_path))
+    await control.ready(5)
+    for xfer in ("ended", "demoted", "lives"):
+        await control.transfer(Transfer(xfer=xfer, names=names(1)))
+    for connection in list(depot.server.connections):
+        connection.close()
+    await until(lambda: bool(control.trouble))
+    for call in (control.end("ended"), control.demote("demoted")):
+        with pytest.raises(DepotUnavailableError):
+            await call
+    await control.ready(5)
+    assert (await control.stats()).transfers == 1
+    await control.aclose()
+
+
+async def test_a_depot_that_falls_silent_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("pdrelay.depot.control_client.PING_SECONDS", 0.05)
+
+    async def welcome_and_no_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(wire.frame(wire.Welcome("stuck", b"k" * 32)))
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(welcome_and_no_more, str(tmp_path / "s")):
+        control = control_over_unix(str(tmp_path / "s"))
+        await control.ready(5)
+        async with asyncio.timeout(5):
+            with pytest.raises(DepotUnavailableError, match="no answer"):
+                await control.stats()
+        await control.aclose()
 
 
 async def test_no_depot_is_a_clear_error() -> None:

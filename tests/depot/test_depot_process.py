@@ -19,6 +19,7 @@ from pdrelay.cluster.tls import client_context
 from pdrelay.depot.base import DepotStats, Transfer
 from pdrelay.depot.control_client import ControlClient, connect_control, control_over_unix
 from pdrelay.depot.engine_client import connect_engine
+from pdrelay.errors import DepotUnavailableError
 
 SHAPE = contract()
 
@@ -129,13 +130,15 @@ async def test_two_processes_transfer_and_end_without_a_trace(fleet: Fleet) -> N
         text = (await client.get(f"http://127.0.0.1:{fleet.ports['metrics']}/metrics")).text
     assert f'pdrelay_depot_received_bytes_total{{depot="d"}} {20 * SHAPE.page_bytes}' in text
     assert 'pdrelay_depot_pinned_pages{depot="d"} 0' in text
-    for client in (prefill, decode):
-        client.close()
-    await here.aclose()
-    await there.aclose()
     assert await fleet.stop("p") == 0
     assert await fleet.stop("d", signal.SIGINT) == 0
     assert not list(fleet.directory.glob("*.sock"))
+    with pytest.raises(DepotUnavailableError):
+        await asyncio.to_thread(decode.match, pages)
+    for engine in (prefill, decode):
+        engine.close()
+    await here.aclose()
+    await there.aclose()
 
 
 async def test_a_killed_depot_comes_back_and_its_transfers_start_over(fleet: Fleet) -> None:

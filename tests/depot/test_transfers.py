@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from depot_kit import contract, intact, name, names, produce, production_of, write_parts
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pdrelay.depot.base import Delivered, DepotEvent, DepotStats, LinkState, Offered, PageKind, Stalled, Transfer
 from pdrelay.depot.memory import MemoryDepot, MemoryEngineDepot, link
-from pdrelay.depot.receiving import LOST_PEER_SECONDS
+from pdrelay.depot.receiving import LOST_PEER_SECONDS, STARVED_SECONDS
+from pdrelay.depot.sending import LOST_LINK_SECONDS
+from pdrelay.errors import ArenaFullError
 
 SHAPE = contract()
 PREFIX = PageKind.PREFIX
@@ -171,6 +174,47 @@ async def test_two_large_transfers_do_not_starve_each_other() -> None:
     await pair.control.end("x")
     assert Delivered("y") in pair.take_events()
     await pair.control.end("y")
+    pair.check_nothing_is_held()
+
+
+async def test_room_held_for_pages_that_find_none_at_the_sender_is_given_to_those_that_are_there() -> None:
+    pair = Pair(pages_there=24)
+    young, old = range(100, 120), range(20)
+    await pair.control.transfer(Transfer(xfer="unborn", names=names(*young), to="d"))
+    produce(pair.prefill, "r", names(*old), SHAPE)
+    await pair.control.transfer(Transfer(xfer="here", names=names(*old), to="d"))
+    with pytest.raises(ArenaFullError):  # "here" pins its pages, and waits for the room of "unborn" at the other end
+        pair.prefill.reserve("s", names(*young), [PREFIX] * len(young))
+    for _ in range(3):
+        pair.advance(STARVED_SECONDS)
+    assert Delivered("here") in pair.take_events()
+    await pair.control.end("here")
+    produce(pair.prefill, "s", names(*young), SHAPE)
+    assert Delivered("unborn") in pair.take_events()
+    await pair.control.end("unborn")
+    pair.check_nothing_is_held()
+
+
+async def test_a_new_prompt_goes_before_what_only_a_demoted_transfer_keeps() -> None:
+    pair = Pair()
+    pair.link.cut()
+    produce(pair.prefill, "r", names(*range(30)), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(*range(30)), to="d"))
+    await pair.control.demote("x")
+    produce(pair.prefill, "s", names(*range(100, 110)), SHAPE)
+    assert pair.p.hub.index.match(names(*range(100, 110))) == 10
+    pair.link.mend()
+    pair.check_nothing_is_held()
+
+
+async def test_a_demoted_transfer_that_began_on_a_broken_link_is_given_up() -> None:
+    pair = Pair()
+    pair.link.cut()
+    produce(pair.prefill, "r", names(1), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(1), to="d"))
+    await pair.control.demote("x")
+    pair.advance(LOST_LINK_SECONDS)
+    pair.advance(LOST_LINK_SECONDS)
     pair.check_nothing_is_held()
 
 

@@ -6,7 +6,7 @@ import time
 from pdrelay.depot.base import TransferStats
 from pdrelay.engine.base import EngineStatus
 from pdrelay.engine.messages import Finished, Opened, Sampling, Tokens
-from pdrelay.errors import EngineUnavailableError
+from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
 from pdrelay.gateway.base import DebugControls, GenerationRequest
 from pdrelay.gateway.request import RequestRun, Route
 from pdrelay.kv.names import prompt_pages
@@ -82,6 +82,7 @@ class ScriptedDepot:
 
     def __init__(self):
         self.open, self.demoted, self.ended = set(), [], []
+        self.lost_stats = False
 
     async def transfer(self, transfer):
         self.open.add(transfer.xfer)
@@ -96,6 +97,8 @@ class ScriptedDepot:
         return TransferStats(sent=7, saved=5)
 
     async def transfer_stats(self, xfer):
+        if self.lost_stats:
+            raise DepotUnavailableError("connection lost")
         return TransferStats(sent=3, saved=5)
 
 

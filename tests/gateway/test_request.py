@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import Scene
+from scripted import PAGES, Scene
 
 from pdrelay.engine.messages import Failed
 from pdrelay.errors import EngineRejectedError, EngineUnavailableError
@@ -114,6 +114,26 @@ async def test_main_lost_while_the_relay_decodes_goes_unnoticed():
         assert scene.seen == [100, 101, 102]
 
 
+async def test_a_relay_left_alone_finds_main_decode_again(monkeypatch):
+    monkeypatch.setattr("pdrelay.gateway.request.MAIN_RETRY_SECONDS", 0.0)
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.md.down = True
+        scene.md.last.lose()
+        scene.rld.last.tokens(1, 101)
+        await scene.settle()
+        assert len(scene.md.sessions) == 1
+        scene.md.down = False
+        scene.rld.last.tokens(2, 102)
+        await scene.settle()
+        assert scene.md.last.request.await_names == list(PAGES.names)
+        scene.md.last.opened()
+        await scene.settle()
+        assert scene.rld.last.aborted
+        assert scene.md.last.takeovers == [[100, 101, 102]]
+
+
 async def test_main_lost_after_the_handoff_is_rescued_from_the_ids():
     async with Scene() as scene:
         await scene.prefill()
@@ -173,6 +193,86 @@ async def test_lost_pages_are_made_again_and_the_second_token_zero_is_dropped():
         assert scene.run.finish is None
 
 
+async def test_pages_lost_while_prefill_runs_are_made_again_when_it_has_ended():
+    async with Scene() as scene:
+        scene.run.notify(Notice.PAGES_LOST)
+        await scene.settle()
+        assert len(scene.p.sessions) == 1
+        await scene.prefill()
+        assert len(scene.p.sessions) == 2
+        await scene.prefill()
+        assert len(scene.p.sessions) == 2
+
+
+@pytest.mark.parametrize("relay_opened", [True, False])
+async def test_pages_that_nobody_can_make_again_are_waited_for_by_nobody(relay_opened):
+    async with Scene() as scene:
+        await scene.prefill()
+        if relay_opened:
+            scene.rld.last.opened()
+            await scene.settle()
+        relay, main = scene.rld.last, scene.md.last
+        scene.p.down = True
+        scene.run.notify(Notice.PAGES_LOST)
+        await scene.settle()
+        assert main.aborted
+        assert relay.aborted is not relay_opened
+        assert scene.rld.last.request.await_names == (list(PAGES.names) if relay_opened else [])
+        assert scene.rld.last.takeovers == [[100]]
+
+
+async def test_without_a_relay_main_decode_computes_a_prompt_whose_pages_never_come():
+    async with Scene(Pipeline.P_MD, spare_relay=False) as scene:
+        await scene.prefill()
+        scene.run.notify(Notice.DEPOT_DOWN)
+        await scene.settle()
+        first, second = scene.md.sessions
+        assert first.aborted
+        assert (second.request.await_names, second.takeovers) == ([], [[100]])
+
+
+async def test_a_transfer_is_ended_also_when_its_depot_cannot_say_what_it_cost():
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.depot.lost_stats = True
+        scene.rld.last.opened()
+        scene.rld.last.tokens(1, 101, last=True)
+        scene.rld.last.finished("stop")
+        await scene.settle()
+        await scene.run.trace()
+        await scene.run.aclose()
+        assert scene.depot.demoted == ["r-1"]
+
+
+async def test_main_decode_without_its_depot_is_given_up_for_a_relay():
+    async with Scene(Pipeline.P_MD) as scene:
+        await scene.prefill()
+        scene.run.notify(Notice.MAIN_DEPOT_DOWN)
+        await scene.settle()
+        assert scene.md.last.aborted
+        assert scene.rld.last.takeovers == [[100]]
+
+
+async def test_without_its_depot_prefill_is_given_up_at_once():
+    async with Scene() as scene:
+        scene.run.notify(Notice.DEPOT_DOWN)
+        await scene.settle()
+        assert "the depot beside p-0 is down" in str(scene.error)
+
+
+async def test_a_relay_that_keeps_failing_is_not_asked_again_first():
+    async with Scene(Pipeline.P_MD) as scene:
+        await scene.prefill()
+        scene.md.last.lose()
+        await scene.settle()
+        scene.rld.last.lose()
+        await scene.settle()
+        assert scene.md.last.request.await_names == []
+        scene.md.last.opened()
+        await scene.settle()
+        assert scene.md.last.takeovers == [[100]]
+
+
 @pytest.mark.parametrize(
     ("event", "error"),
     [
@@ -190,7 +290,7 @@ async def test_a_failed_prefill_is_an_error(event, error):
 async def test_without_any_decoder_left_the_error_says_which_is_down():
     async with Scene() as scene:
         await scene.prefill()
-        scene.rld.down = True
+        scene.rld.down = scene.md.down = True
         scene.rld.last.lose()
         scene.md.last.lose()
         await scene.settle()
@@ -211,6 +311,9 @@ STEPS = [
     "lose_main",
     "lose_p",
     "line",
+    "pages",
+    "depot",
+    "far_depot",
 ]
 
 
@@ -232,6 +335,9 @@ async def test_whatever_happens_in_whatever_order_nothing_leaks(steps, pipeline)
             decoding = [s for e in (scene.rld, scene.md) for s in e.live if s.takeovers]
             assert len(decoding) <= 1, "INV-HANDOFF-2: at most one session is told to decode at a time"
         assert scene.seen == truth[: len(scene.seen)]
+        if not scene.run.finish and not scene.error:
+            able = (scene.rld.live + scene.md.live) if scene.seen else scene.p.live
+            assert able, "somebody can still make the next token"
 
 
 def _play(step, session, truth, at):
@@ -253,5 +359,11 @@ def _fault(step, scene):
     engine = {"lose_relay": scene.rld, "lose_main": scene.md, "lose_p": scene.p}.get(step)
     for session in engine.live if engine else []:
         session.lose()
-    if step == "line":
-        scene.run.notify(Notice.LINE_DOWN)
+    notice = {
+        "line": Notice.LINE_DOWN,
+        "pages": Notice.PAGES_LOST,
+        "depot": Notice.DEPOT_DOWN,
+        "far_depot": Notice.MAIN_DEPOT_DOWN,
+    }.get(step)
+    if notice:
+        scene.run.notify(notice)

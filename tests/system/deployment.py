@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -39,6 +40,7 @@ class Deployment:
 
     def __init__(self, run_dir: Path, port: int) -> None:
         self.run_dir, self.port, self.url = run_dir, port, f"http://127.0.0.1:{port}"
+        self._revived: dict[str, subprocess.Popen] = {}
 
     def status(self) -> dict:
         return json.loads(pdrelay("status", "--run-dir", str(self.run_dir), "--json", check=False).stdout)
@@ -49,9 +51,48 @@ class Deployment:
     def part(self, name: str) -> dict:
         return next(part for part in self.parts() if part["name"] == name)
 
+    def pid(self, name: str) -> int:
+        """The part's process, which leads its group."""
+        return self._revived[name].pid if name in self._revived else self.part(name)["pid"]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to every process of a part."""
+        os.killpg(self.pid(name), number)
+
     def kill(self, name: str) -> None:
         """SIGKILL to every process of a part."""
-        os.killpg(self.part(name)["pid"], signal.SIGKILL)
+        self.signal(name, signal.SIGKILL)
+
+    @contextmanager
+    def hung(self, name: str) -> Iterator[None]:
+        """The part does nothing meanwhile, and keeps its connections."""
+        self.signal(name, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.signal(name, signal.SIGCONT)
+
+    def revive(self, name: str) -> None:
+        """Starts a killed part again, as a service manager would."""
+        plan = json.loads((self.run_dir / "plan.json").read_text())
+        arguments = next(part["arguments"] for part in plan["parts"] if part["name"] == name)
+        if name in self._revived:
+            self._revived[name].wait(5)
+        with (self.run_dir / "logs" / f"{name}.log").open("ab") as log:
+            self._revived[name] = subprocess.Popen(
+                arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def end_revived(self) -> None:
+        """Stops what `revive` started."""
+        for process in self._revived.values():
+            process.kill()
+            process.wait()
+        self._revived.clear()
+
+    def healthy(self) -> bool:
+        """Whether every role is served."""
+        return httpx.get(f"{self.url}/health").status_code == 200
 
     def complete(self, prompt: str | list[int], max_tokens: int = 32, **options) -> Answer:
         """Streams one completion to its end."""
@@ -62,11 +103,13 @@ class Deployment:
             return answer
 
     @contextmanager
-    def stream(self, prompt, max_tokens=32, *, extension=None, **options) -> Iterator[Iterator[tuple[float, dict]]]:
+    def stream(
+        self, prompt, max_tokens=32, *, extension=None, timeout_seconds=180, **options
+    ) -> Iterator[Iterator[tuple[float, dict]]]:
         body = {"model": self.model(), "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         body |= {"ignore_eos": True, "pdrelay": {"trace": True, **(extension or {})}} | options
         started = time.monotonic()
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=180) as response:
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=timeout_seconds) as response:
             if response.status_code != 200:
                 response.read()
                 yield iter([(0.0, response.json())])
@@ -78,11 +121,17 @@ class Deployment:
 
     def held(self) -> dict[str, float]:
         """What depots hold for requests; must return to its start when they have ended."""
-        counters = self.status()["counters"]
-        samples = {sample: value for part in counters.values() for sample, value in part.items()}
-        held = {sample: value for sample, value in samples.items() if sample.startswith(HELD)}
-        assert len(held) == 2 * len(HELD), f"counters are missing: {sorted(samples)}"
+        held = {}
+        for address in self._depot_metrics():
+            rows = httpx.get(f"http://{address}/metrics").text.splitlines()
+            held |= {sample: float(value) for sample, _, value in (row.rpartition(" ") for row in rows)
+                     if sample.startswith(HELD)}  # fmt: skip
+        assert len(held) == 2 * len(HELD), f"counters are missing: {sorted(held)}"
         return held
+
+    @functools.cache  # noqa: B019 - a deployment lives as long as its test module
+    def _depot_metrics(self) -> list[str]:
+        return [part["metrics"] for part in self.parts() if part["kind"] == "depot"]
 
 
 HELD = tuple(f"pdrelay_depot_{name}" for name in ("reserved_pages", "pinned_pages", "leases", "transfers"))
@@ -126,10 +175,12 @@ def pdrelay(*arguments: str, check: bool = True, timeout: float = 240) -> subpro
 def running(run_dir: Path, *options: str) -> Iterator[Deployment]:
     """`pdrelay up`, then `pdrelay down`, after which nothing of it may be left."""
     port = free_port()
+    deployment = Deployment(run_dir, port)
     try:
         pdrelay("up", "--run-dir", str(run_dir), "--port", str(port), "--debug", *options)
-        yield Deployment(run_dir, port)
+        yield deployment
     finally:
+        deployment.end_revived()
         pdrelay("down", "--run-dir", str(run_dir))
     assert not leftovers(run_dir), "down left processes behind"
 

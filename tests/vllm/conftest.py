@@ -1,26 +1,78 @@
-"""Real vLLM engines on one depot: `prefill` and `decode`, started once for all tests of this directory."""
+"""Two real vLLM engines on one depot, started once for all tests that are marked `vllm`."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from engines import Running, start_engine
+import pytest_asyncio
+from engines import DepotThread, Engine
 
-from pdrelay.depot.arena import Arena
-from pdrelay.depot.hub import Hub
-from pdrelay.depot.server import DepotServer
+PAGE_BYTES = 30 * 3 * 64 * 2 * 32 * 4
+"""SmolLM2-135M in float32, 32 tokens a page."""
+
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",  # threads that wait for each other on a busy machine take forever
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.vllm)
+        if here in item.path.parents and item.get_closest_marker("vllm"):
             item.add_marker(pytest.mark.timeout(240))
+            # torch and vLLM warn about themselves, at import and later.
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::FutureWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning:torch"))
+            # vLLM leaves a ZeroMQ context of its own to the garbage collector.
+            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2; `PDRELAY_SMOLLM2` names a directory where it is, or is to be kept."""
+    os.environ.update(ENVIRONMENT)
+    kept = os.environ.get("PDRELAY_SMOLLM2")
+    directory = Path(kept) if kept else tmp_path_factory.mktemp("model") / "smollm2"
+    from pdrelay.engine.vllm import checkpoint
+
+    checkpoint.build(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def depot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DepotThread]:
+    depot = DepotThread(tmp_path_factory.mktemp("depot") / "d.sock", 150 * PAGE_BYTES)
+    yield depot
+    depot.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def prefill(depot: DepotThread, checkpoint: Path) -> AsyncIterator[Engine]:
+    """Prefills in chunks of at most 64 tokens."""
+    engine = Engine(
+        "p-0", depot, model=str(checkpoint), max_num_batched_tokens=64, kv_cache_memory_bytes=200 * PAGE_BYTES
+    )
+    await engine.connect()
+    yield engine
+    await engine.aclose()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def decode(depot: DepotThread, checkpoint: Path) -> AsyncIterator[Engine]:
+    """Publishes what it decodes, and has so few blocks that two long requests crowd each other out."""
+    engine = Engine(
+        "d-0", depot, model=str(checkpoint), max_num_batched_tokens=1024, publish_decode=True,
+        kv_cache_memory_bytes=48 * PAGE_BYTES,
+    )  # fmt: skip
+    await engine.connect()
+    yield engine
+    await engine.aclose()

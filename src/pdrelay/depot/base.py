@@ -184,6 +184,11 @@ class DepotControl(Protocol):
         """Key of the page names."""
         ...
 
+    @property
+    def trouble(self) -> str:
+        """Why calls fail now; empty while they work."""
+        ...
+
     async def wait(self, names: Sequence[bytes], engine: str = "") -> None:
         """Returns once each name is complete in the arena or in `engine`'s own cache. Cancel to stop waiting."""
         ...
@@ -209,8 +214,8 @@ class DepotControl(Protocol):
         ...
 
     def events(self) -> AsyncIterator[DepotEvent]:
-        """All events from now on, opened by the present holdings as `Stored`; after a reconnect they come anew,
-        preceded by `Forgotten` for every holder of this depot."""
+        """All events from now on, opened by the present holdings as `Stored`. When the connection is lost, `Forgotten`
+        comes for the depot and every other holder that it told of; after a reconnect the holdings come anew."""
         ...
 
     async def aclose(self) -> None:

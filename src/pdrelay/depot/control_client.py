@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from itertools import count
 from typing import TypeVar
 from uuid import uuid4
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 MIN_BACKOFF, MAX_BACKOFF = 0.05, 2.0
 HELLO_SECONDS = 10.0
+PING_SECONDS, MAX_SILENT = 1.5, 2
+"""A depot that says nothing for so many pings in a row is taken for dead: a stopped process keeps its connections."""
 
 Dial = Callable[[], Awaitable[Streams]]
 
@@ -46,9 +48,9 @@ class EventStream:
             self._holders.pop(event.holder, None)
         self.queue.put_nowait(event)
 
-    def void(self) -> None:
-        """All that was told is void: the connection is new."""
-        for holder in list(self._holders):
+    def void(self, depot: str) -> None:
+        """The connection to `depot` is lost, and all that it told is void."""
+        for holder in (self._holders | {depot: None}).copy():
             self.put(Forgotten(holder))
 
 
@@ -65,6 +67,7 @@ class ControlClient:
         self._welcome: wire.Welcome | None = None
         self._why_down = "not connected yet"
         self._connected = asyncio.Event()
+        self._heard = False  # since the last ping
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -82,9 +85,9 @@ class ControlClient:
         return self._welcome.depot
 
     @property
-    def connected(self) -> bool:
-        """Whether calls can succeed just now."""
-        return self._writer is not None
+    def trouble(self) -> str:
+        """See DepotControl."""
+        return "" if self._writer is not None else self._why_down
 
     async def ready(self, timeout: float) -> None:
         """Waits for the connection. Raises DepotUnavailableError with the reason."""
@@ -100,8 +103,8 @@ class ControlClient:
 
     async def transfer(self, transfer: Transfer) -> None:
         """See DepotControl."""
+        self._transfers[transfer.xfer] = transfer  # first: a call that was cut off may have reached the depot
         await self._call(wire.StartTransfer(transfer), _nothing)
-        self._transfers[transfer.xfer] = transfer
 
     async def demote(self, xfer: str) -> None:
         """See DepotControl."""
@@ -155,7 +158,7 @@ class ControlClient:
             except (OSError, PdrelayError, TimeoutError, asyncio.IncompleteReadError) as error:
                 if self._connected.is_set():
                     backoff = MIN_BACKOFF
-                self._down(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+                self._down(_explain(error))
             except asyncio.CancelledError:
                 self._down("the connection is closed")
                 raise
@@ -170,17 +173,33 @@ class ControlClient:
                 writer.write(wire.frame(wire.Hello(kind="control", name=self._name, epoch=self._epoch)))
                 self._welcome = wire.decode_welcome(await read_frame(reader))
             self._up(writer)
-            while True:
-                self._on_message(wire.decode_from_depot(await read_frame(reader)))
+            await _first_to_end(self._keep_alive(writer), self._listen(reader))
         finally:
             self._writer = None
             writer.close()
 
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            message = wire.decode_from_depot(await read_frame(reader))
+            self._heard = True
+            self._on_message(message)
+
+    async def _keep_alive(self, writer: asyncio.StreamWriter) -> None:
+        """Raises DepotUnavailableError once nothing is heard any more."""
+        silent = 0
+        while silent < MAX_SILENT:  # counted, not timed: this process may be the one that was stopped
+            self._heard = False
+            writer.write(wire.frame(wire.Call(next(self._ids), wire.Ping())))
+            await asyncio.sleep(PING_SECONDS)
+            silent = 0 if self._heard else silent + 1
+        writer.transport.abort()  # nobody is there to say goodbye to
+        raise DepotUnavailableError(f"no answer for {MAX_SILENT * PING_SECONDS:g} s")
+
     def _up(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        for number, stream in self._streams.items():
-            stream.void()
+        for number in self._streams:
             self._tell(wire.Subscribe(number))
+        self._tell(wire.KeepOnly(list(self._transfers)))
         for transfer in self._transfers.values():
             future = self._send_call(next(self._ids), wire.StartTransfer(transfer))
             future.add_done_callback(_log_failure)
@@ -188,7 +207,10 @@ class ControlClient:
 
     def _down(self, why: str) -> None:
         self._why_down = why
-        self._connected.clear()
+        if self._connected.is_set():
+            self._connected.clear()
+            for stream in self._streams.values():
+                stream.void(self.depot)
         pending, self._pending = self._pending, {}
         for future in pending.values():
             if not future.done():
@@ -232,6 +254,33 @@ class ControlClient:
     def _tell(self, request: wire.Request) -> None:
         if self._writer is not None:
             self._writer.write(wire.frame(wire.Tell(request)))
+
+
+async def _first_to_end(*parts: Coroutine[object, object, None]) -> None:
+    """Runs `parts` until one ends, then cancels the others. Raises what it ended with."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in ended:
+        task.result()
+
+
+def _explain(error: BaseException) -> str:
+    """Why there is no connection, for operators."""
+    if isinstance(error, DepotUnavailableError) and str(error):
+        return str(error)
+    if isinstance(error, asyncio.IncompleteReadError | ConnectionResetError):
+        return "it closed the connection"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer to the connection attempt"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _log_failure(future: asyncio.Future[msgspec.Raw]) -> None:

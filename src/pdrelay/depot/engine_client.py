@@ -22,7 +22,7 @@ from pdrelay.errors import DepotUnavailableError, ProtocolError
 from pdrelay.kv.contract import KVContract
 
 T = TypeVar("T")
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 10.0
 """A depot answers in microseconds; one that does not for so long counts as gone."""
 
 _counts = msgspec.msgpack.Decoder(int)

@@ -23,15 +23,18 @@ from pdrelay.depot.base import (
 )
 from pdrelay.depot.contracts import Contracts, layout_of
 from pdrelay.depot.inbox import Inbox
-from pdrelay.depot.index import Changes, Index
+from pdrelay.depot.index import Changes, Index, Layout
 from pdrelay.depot.receiving import Receivers
 from pdrelay.depot.sending import Senders
 from pdrelay.depot.waiters import HeldPages, Waiter, Waiters
-from pdrelay.errors import ContractError
+from pdrelay.errors import ArenaFullError, ContractError
 from pdrelay.kv.contract import KVContract
 
 ORPHAN_SECONDS = 5.0
 """How long the transfers of a gateway whose connection broke wait for it to come back."""
+
+NAMES_AT_ONCE = 4096
+"""Names in one of the events that open a subscription."""
 
 
 class Hub:
@@ -91,12 +94,23 @@ class Hub:
     ) -> list[int | None]:
         """See EngineDepot.reserve."""
         try:
-            offsets = self.index.reserve(owner, names, kinds, layout_of(contract))
+            offsets = self._reserve(owner, names, kinds, layout_of(contract))
         finally:
             self.settle()
         if any(offset is not None for offset in offsets):
             self._opener.setdefault(owner, connection)
         return offsets
+
+    def _reserve(
+        self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind], layout: Layout
+    ) -> list[int | None]:
+        while True:
+            try:
+                return self.index.reserve(owner, names, kinds, layout)
+            except ArenaFullError as error:
+                # Pages that only a demoted transfer keeps here must not hold up a prompt that somebody waits for.
+                if error.hopeless or not self.senders.shed():
+                    raise
 
     def publish(self, owner: str, parts: Sequence[Part | tuple[bytes, int, int]]) -> None:
         """See EngineDepot.publish. Raises ProtocolError."""
@@ -138,6 +152,11 @@ class Hub:
             self.senders.client_gone(client)
         else:
             self._orphans[client] = self.clock()
+        self.settle()
+
+    def keep_only(self, client: str, xfers: Sequence[str]) -> None:
+        """A gateway is back: what it ended while it could not say so ends now."""
+        self.senders.client_gone(client, but=xfers)
         self.settle()
 
     def wait(self, names: Sequence[bytes], engine: str, done: Callable[[], None]) -> Waiter:
@@ -222,10 +241,11 @@ class Hub:
 
     def subscribe(self, tell: Callable[[DepotEvent], None]) -> int:
         """Tells the present holdings at once and all events from now on; the subscription's id."""
-        if names := [page.name for page in self.index if page.complete]:
-            tell(Stored(self.name, names))
-        for instance in self.held.instances():
-            tell(Stored(instance, self.held.names_of(instance)))
+        holdings = {self.name: [page.name for page in self.index if page.complete]}
+        holdings |= {instance: self.held.names_of(instance) for instance in self.held.instances()}
+        for holder, names in holdings.items():
+            for start in range(0, len(names), NAMES_AT_ONCE):  # no frame so long that it looks like silence
+                tell(Stored(holder, names[start : start + NAMES_AT_ONCE]))
         for state in self._link_states.values():
             tell(state)
         subscription = next(self._ids)

@@ -164,6 +164,15 @@ class MemoryDepotControl:
         """The depot's name."""
         return self._depot.hub.name
 
+    @property
+    def trouble(self) -> str:
+        """See DepotControl."""
+        try:
+            self._hub()
+        except DepotUnavailableError as error:
+            return str(error)
+        return ""
+
     async def ready(self, timeout: float) -> None:
         """Raises DepotUnavailableError when the depot is gone."""
         self._hub()

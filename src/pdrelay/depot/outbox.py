@@ -39,6 +39,8 @@ class Sending:
     seen: set[bytes] = field(default_factory=set)  # had a copy or a writer
     absent_since: dict[bytes, float] = field(default_factory=dict)
     link_lost: float | None = None
+    sent_before: int = -1  # `sent` at the last look ...
+    moved: float = 0.0  # ... and when it last differed
 
     @property
     def owner(self) -> str:

@@ -24,6 +24,9 @@ LOST_PEER_SECONDS = 15.0
 PATIENCE = 8
 """A page that arrived corrupt more often is asked for again only once a tick."""
 
+STARVED_SECONDS = 1.0
+"""When nothing arrived for so long while transfers wait for room, those that hold room and fill it not lose it."""
+
 Send = Callable[[link.LinkMessage], None]
 
 
@@ -73,6 +76,7 @@ class Receivers:
         self.received_bytes = 0
         self.corrupt_parts = 0
         self.waits = 0
+        self._moved = (0, 0.0)  # `received_bytes` at the last look, and when it last differed or nobody waited for room
         self._put_off: list[tuple[Fetch, link.Want]] = []
 
     def __len__(self) -> int:
@@ -103,6 +107,7 @@ class Receivers:
             if now - since >= LOST_PEER_SECONDS:
                 del self._lost_since[peer]
                 self._keep_only(peer, ())
+        self._watch_room(now)
 
     def on_message(self, peer: str, message: link.LinkMessage) -> None:
         """A message of depot `peer`."""
@@ -194,6 +199,23 @@ class Receivers:
             return True
         self.waits += 1
         return len(absent) * size > self._index.capacity  # what can never fit must not stop the others
+
+    def _watch_room(self, now: float) -> None:
+        """Breaks a deadlock: the sender's arena is full of a transfer that waits for room here, which another holds
+        whose pages find no room there. The other comes last from now on."""
+        received, since = self._moved
+        if received != self.received_bytes or not self._waits_for_room():
+            self._moved = self.received_bytes, now
+        elif now - since >= STARVED_SECONDS:
+            self._moved = received, now
+            for name, fetch in list(self._fetches.items()):
+                if not fetch.page.have:
+                    receiving = fetch.receiving
+                    self._live[receiving.key] = self._live.pop(receiving.key)
+                    self._index.give_up(receiving.owner, [name])
+
+    def _waits_for_room(self) -> bool:
+        return any(self._index.get(name) is None for receiving in self._live.values() for name in receiving.lacking)
 
     def _open(self, receiving: Receiving, name: bytes) -> Fetch:
         page = self._index.get(name)

@@ -6,7 +6,7 @@ State only: bytes, sockets and clocks are elsewhere. A `Peer` is how messages le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from pdrelay.depot import link_messages as link
@@ -17,7 +17,11 @@ from pdrelay.depot.outbox import FlyingBatch, Outbox, Sending, Wanted
 from pdrelay.errors import DepotError
 
 STALL_SECONDS = 2.0
-LOST_LINK_SECONDS = 60.0  # a demoted transfer is given up when its link is down for so long
+LOST_LINK_SECONDS = 15.0
+"""A demoted transfer is given up when its link is down for so long; the other side lets go then too."""
+
+IDLE_SECONDS = 60.0
+"""A demoted transfer is given up when nothing of it arrived for so long, be it that the far arena has no room."""
 
 
 class Peer(Protocol):
@@ -67,6 +71,8 @@ class Senders:
         if transfer.to is not None and transfer.to not in self.peers:
             raise DepotError(f"no link to depot {transfer.to!r}; linked are: {', '.join(sorted(self.peers)) or 'none'}")
         sending = Sending(transfer, list(dict.fromkeys(transfer.names)), client, now)
+        if transfer.to is not None and not self.peers[transfer.to].up:
+            sending.link_lost = now
         self._live[transfer.xfer] = sending
         self._index.pin(sending.owner, sending.names)
         for name in sending.names:
@@ -101,11 +107,18 @@ class Senders:
         sending = self._live.get(xfer)
         return sending.stats if sending is not None else TransferStats()
 
-    def client_gone(self, client: str) -> None:
-        """Ends the transfers that `client` started, but for demoted ones."""
+    def client_gone(self, client: str, but: Collection[str] = ()) -> None:
+        """Ends the transfers that `client` started, but for demoted ones and those in `but`."""
         for sending in [sending for sending in self._live.values() if sending.client == client]:
-            if not sending.demoted:
+            if not sending.demoted and sending.transfer.xfer not in but:
                 self.end(sending.transfer.xfer)
+
+    def shed(self) -> bool:
+        """Ends the youngest demoted transfer, the one that would be delivered last; False when there is none."""
+        demoted = [sending for sending in self._live.values() if sending.demoted]
+        if demoted:
+            self.end(demoted[-1].transfer.xfer)
+        return bool(demoted)
 
     # The other depot's messages
 
@@ -211,7 +224,10 @@ class Senders:
 
     def _watch_demoted(self, sending: Sending, now: float) -> None:
         """Nobody waits for a demoted transfer, so it must not wait for pages that never come."""
-        if sending.link_lost is not None and now - sending.link_lost >= LOST_LINK_SECONDS:
+        if sending.sent != sending.sent_before:
+            sending.sent_before, sending.moved = sending.sent, now
+        lost = sending.link_lost is not None and now - sending.link_lost >= LOST_LINK_SECONDS
+        if lost or now - sending.moved >= IDLE_SECONDS:
             self.end(sending.transfer.xfer)
             return
         for name in sending.wanted:

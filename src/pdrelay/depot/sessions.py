@@ -123,6 +123,8 @@ class ControlSession:
                 )
             case wire.Unsubscribe():
                 self._hub.unsubscribe(self._streams.pop(request.stream, 0))
+            case wire.KeepOnly():
+                self._hub.keep_only(self._client, request.xfers)
             case wire.Goodbye():
                 self._leaving = True
             case _:
@@ -140,6 +142,8 @@ class ControlSession:
                 return self._hub.senders.stats(request.xfer)
             case wire.AskStats():
                 return self._hub.stats()
+            case wire.Ping():
+                return None
             case _:
                 raise ProtocolError(f"a gateway may not ask for {type(request).__name__}")
         return None

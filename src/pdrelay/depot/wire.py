@@ -118,13 +118,34 @@ class Unsubscribe(msgspec.Struct, frozen=True, tag="unsubscribe", array_like=Tru
     stream: int
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
+    """Asks for a sign of life."""
+
+
+class KeepOnly(msgspec.Struct, frozen=True, tag="keep", array_like=True):
+    """After a reconnect: transfers of this client that are neither named nor demoted ended meanwhile."""
+
+    xfers: list[str]
+
+
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", array_like=True):
     """The client leaves for good: its transfers need no grace."""
 
 
 EngineRequest = Match | Lease | Reserve | Publish | Release | ReportHeld
 ControlRequest = (
-    Wait | StartTransfer | Demote | End | AskTransferStats | AskStats | Subscribe | Unsubscribe | CancelCall | Goodbye
+    Wait
+    | StartTransfer
+    | Demote
+    | End
+    | AskTransferStats
+    | AskStats
+    | Subscribe
+    | Unsubscribe
+    | CancelCall
+    | Ping
+    | KeepOnly
+    | Goodbye
 )
 Request = EngineRequest | ControlRequest
 

@@ -13,7 +13,7 @@ from pdrelay.cluster.units import parse_rate, parse_size, parse_time
 from pdrelay.depot.base import DepotControl, Forgotten, LinkState, Removed, Stalled, Stored
 from pdrelay.engine.base import Engine
 from pdrelay.engine.messages import Hello
-from pdrelay.errors import PlacementError
+from pdrelay.errors import PlacementError, RequestError
 from pdrelay.gateway.base import GenerationRequest, InstanceState
 from pdrelay.gateway.index import PageIndex
 from pdrelay.gateway.legs import Notice
@@ -71,6 +71,14 @@ class Coordinator:
             forced=request.debug.pipeline,
         )
         self._policy_state, placement = self._policy.place(self._policy_state, view, snapshot, time.monotonic())
+
+        if request.debug.pipeline not in (None, placement.pipeline):
+            raise RequestError(
+                f"pdrelay.pipeline: the policy {self._deployment.policy.name} places requests "
+                f"{placement.pipeline.value!r}, found {request.debug.pipeline.value!r}.",
+                param="pdrelay.pipeline",
+                code="debug_control",
+            )
 
         def forget() -> None:
             self._running.pop(request.request_id, None)
@@ -136,13 +144,16 @@ class Coordinator:
 
     def _view(self, instance: Instance) -> InstanceView:
         status = self._engines[instance.name].status
-        load = status.load
+        load, detail = status.load, status.detail
+        trouble = self._depots[instance.host].trouble
+        if status.healthy and trouble:  # it can neither load nor publish pages
+            detail = f"its depot {instance.host} is down: {trouble}"
         return InstanceView(
             name=instance.name,
             cluster=instance.cluster,
             roles=frozenset(instance.roles),
-            healthy=status.healthy,
-            detail=status.detail,
+            healthy=status.healthy and not trouble,
+            detail=detail,
             running=load.running if load else 0,
             waiting=load.waiting if load else 0,
             kv_usage=load.kv_usage if load else 0.0,
@@ -175,19 +186,24 @@ class Coordinator:
             match event:
                 case Stored() | Removed() | Forgotten():
                     self._index.apply(event)
+                    if event == Forgotten(host):
+                        self._notify(Notice.DEPOT_DOWN, source=host)
+                        self._notify(Notice.MAIN_DEPOT_DOWN, target=host)
                 case LinkState(to, up=True):
                     self._lines_down.pop((host, to), None)
                 case LinkState(to, up=False, detail=detail):
                     self._lines_down[host, to] = detail or "no connection"
-                    self._notify_line_down(host, to)
+                    self._notify(Notice.LINE_DOWN, host, to)
                 case Stalled(xfer):
                     if run := self._running.get(xfer):
                         run.notify(Notice.PAGES_LOST)
                 case _:
                     pass
 
-    def _notify_line_down(self, source: str, target: str) -> None:
+    def _notify(self, notice: Notice, source: str | None = None, target: str | None = None) -> None:
+        """Tells the requests whose pages come from depot `source`, and go to `target`; None is any."""
         for run in self._running.values():
             route = run.route
-            if route.main_depot == target and self._instances[route.placement.prefill].host == source:
-                run.notify(Notice.LINE_DOWN)
+            prefill_depot = self._instances[route.placement.prefill].host
+            if source in (None, prefill_depot) and target in (None, route.main_depot):
+                run.notify(notice)

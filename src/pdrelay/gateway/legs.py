@@ -23,6 +23,8 @@ class Notice(enum.Enum):
 
     LINE_DOWN = "the line to main decode is down"
     PAGES_LOST = "pages that main decode waits for have neither copy nor writer"
+    DEPOT_DOWN = "the depot beside prefill is down"
+    MAIN_DEPOT_DOWN = "the depot beside main decode is down"
 
 
 class Leg:

@@ -8,9 +8,11 @@ event, so the order in which events come does not matter.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from itertools import count
 from typing import NamedTuple
 
 from pdrelay.depot.base import DepotControl, Transfer, TransferStats
@@ -25,6 +27,9 @@ from pdrelay.policy.base import Pipeline, Placement
 from pdrelay.policy.handoff import Action, RelayBound, RelayedRequest, one_shot
 
 MAX_RESCUES = 3
+
+MAIN_RETRY_SECONDS = 1.0
+"""A relay that decodes alone, because main decode or the line failed, looks for main decode so often."""
 
 
 class Route(NamedTuple):
@@ -57,7 +62,10 @@ class RequestRun:
         self._ending: Leg | None = None  # it delivered the last token, its Finished follows
         self._relay_since = 0.0
         self.cached_tokens = 0
+        self._numbers = count()  # sessions; a sid is never used twice
         self._rescues = 0
+        self._main_again = 0.0  # when a relay that decodes alone next looks for main decode
+        self._pages_lost = False  # while prefill runs: then it must run again
         self._transfer_open = False
         self._stats = TransferStats()
         self._closed = False
@@ -87,10 +95,8 @@ class RequestRun:
     async def trace(self) -> Trace:
         """What happened so far."""
         if self._transfer_open:
-            try:
+            with suppress(DepotUnavailableError):
                 self._stats = await self.route.depot.transfer_stats(self.request.request_id)
-            except DepotUnavailableError:
-                self._transfer_open = False
         trace, splice = self._trace, self._splice
         trace.wan_bytes, trace.wan_bytes_saved = self._stats.sent, self._stats.saved
         trace.prefill_tokens = splice.made_by[Tier.PREFILL]
@@ -118,16 +124,18 @@ class RequestRun:
         if route.placement.pipeline is Pipeline.P_RLD_MD:
             self._open_relay(self._pages.names)
         if self._relay is None:
-            self._open_main()
+            self._open_main(self._pages.names)
         else:
             self._open_main_beside_relay()
 
-    def _open_main(self) -> None:
-        self._main = Leg(Tier.MAIN, self.route.main, self._open(Tier.MAIN, self._pages.names), self._inbox)
+    def _open_main(self, await_names: tuple[bytes, ...]) -> None:
+        self._main = Leg(Tier.MAIN, self.route.main, self._open(Tier.MAIN, await_names), self._inbox)
 
     def _open_main_beside_relay(self) -> None:
-        with suppress(EngineUnavailableError):  # then the relay finishes the request
-            self._open_main()
+        self._main_again = self._now() + MAIN_RETRY_SECONDS
+        with suppress(EngineUnavailableError):  # then the relay goes on alone
+            # Once the transfer has ended nothing keeps the pages there: what is missing is computed anew.
+            self._open_main(self._pages.names if self._transfer_open else ())
 
     async def _open_transfer(self) -> None:
         transfer = Transfer(
@@ -146,7 +154,7 @@ class RequestRun:
     def _open(self, tier: Tier, await_names: tuple[bytes, ...] = ()) -> Open:
         request = self.request
         return Open(
-            sid=f"{request.request_id}/{tier.value}{self._rescues or ''}",
+            sid=f"{request.request_id}/{tier.value}{next(self._numbers)}",
             mode="prefill" if tier is Tier.PREFILL else "decode",
             prompt=request.prompt,
             sampling=request.sampling,
@@ -201,6 +209,8 @@ class RequestRun:
         if leg is self._prefill:
             self._prefill = None
             self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+            if self._pages_lost and not self._main_is_ready():
+                self._publish_again()
         # A repeated prefill samples token 0 again; its reason is not the request's.
         if event.reason is not None and (leg.streaming or leg is self._ending):
             self.finish = Finish(event.reason, event.stop_reason)
@@ -216,42 +226,75 @@ class RequestRun:
             self._prefill = None
             if not self._splice.tokens:
                 raise EngineUnavailableError(f"prefill failed: {message}")
+            if not self._main_is_ready():
+                self._publish_again()
         elif leg is self._relay:
             self._relay = None
         else:
             self._main, self._handed_off = None, False
+            self._main_again = math.inf if status < 500 else self._now() + MAIN_RETRY_SECONDS
         if self._relay is None and self._main is None:
-            self._rescue(message)
+            self._rescue(message, last=leg.tier)
 
-    def _rescue(self, message: str) -> None:
-        """Nothing decodes: a relay goes on from the token ids, with whatever KV its depot still has."""
+    def _rescue(self, message: str, last: Tier | None = None) -> None:
+        """Nothing decodes: somebody goes on from the token ids, tier `last` only if nobody else is there.
+
+        Before token 0 pages are still to come; afterwards what the engine and its depot lack is computed anew.
+        """
         self._rescues += 1
-        if self.route.relay is None or self._rescues > MAX_RESCUES:
+        if self._rescues > MAX_RESCUES:
             raise EngineUnavailableError(message)
-        try:
-            # Before token 0 the pages are still to come; afterwards what is missing is recomputed.
-            self._open_relay(() if self._splice.tokens else self._pages.names)
-        except EngineUnavailableError as error:
-            raise EngineUnavailableError(f"{message}; {error}") from error
+        names = () if self._splice.tokens else self._pages.names
+        ways = [self._open_relay, self._open_main] if self.route.relay is not None else [self._open_main]
+        for way in reversed(ways) if last is Tier.RELAY else ways:
+            try:
+                way(names)
+                return
+            except EngineUnavailableError as error:
+                message = f"{message}; {error}"
+        raise EngineUnavailableError(message)
 
     def _notified(self, notice: Notice) -> None:
         if self._main_is_ready():
             return
         if notice is Notice.PAGES_LOST:
             self._publish_again()
+        elif notice is Notice.DEPOT_DOWN:
+            # A relay beside prefill has lost its depot, too.
+            self._go_on_without_pages(f"the depot beside {self.route.placement.prefill} is down", last=Tier.RELAY)
+        elif notice is Notice.MAIN_DEPOT_DOWN:
+            if self._main is not None:
+                self._failed(self._main, f"the depot beside {self._main.instance} is down", 503)
         elif self._relay is None and self.route.relay is not None:
             self._fall_back_to_relay(notice.value)
 
     def _publish_again(self) -> None:
         """Prefill runs once more for the sake of its pages."""
-        if self._prefill is not None or self._rescues >= MAX_RESCUES:
+        self._pages_lost = self._prefill is not None
+        if self._pages_lost:
+            return  # it may have passed the lost pages already: once more when it has ended
+        if self._rescues >= MAX_RESCUES:
+            self._go_on_without_pages("pages of the prompt were lost again and again")
             return
         self._rescues += 1
         try:
             self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._inbox)
         except EngineUnavailableError as error:
-            if self._relay is None:
-                self._fall_back_to_relay(str(error))
+            self._go_on_without_pages(str(error))
+
+    def _go_on_without_pages(self, message: str, last: Tier | None = None) -> None:
+        """What main decode waits for never comes: a relay that has the pages finishes, else the prompt is computed
+        where somebody goes on from the token ids."""
+        if not self._splice.tokens:
+            raise EngineUnavailableError(message)
+        if self._main is not None:
+            self._main.close()
+            self._main, self._main_again = None, math.inf
+        if self._relay is not None and not self._relay.opened:
+            self._relay.close()
+            self._relay = None
+        if self._relay is None:
+            self._rescue(message, last)
 
     def _fall_back_to_relay(self, message: str) -> None:
         """Main decode waits for pages that do not come: a relay decodes meanwhile, main decode stays in waiting."""
@@ -259,7 +302,8 @@ class RequestRun:
             self._main.close()  # it may have been told to decode; two legs must never decode at once
             self._main = None
         self._rescue(message)
-        self._open_main_beside_relay()
+        if self._main is None:
+            self._open_main_beside_relay()
 
     # ---- what to do next ----
 
@@ -269,6 +313,8 @@ class RequestRun:
         tokens = self._splice.tokens
         if tokens and self._relay is not None and not self._relay.streaming:
             self._relay.takeover(tokens)
+        if self._relay is not None and self._main is None and self._now() >= self._main_again:
+            self._open_main_beside_relay()
         if tokens and self._main is not None and not self._main.streaming:
             self._consider_handoff(self._main)
         loaded = self._main_is_ready() and (self._relay is None or self._relay.opened)
@@ -319,14 +365,14 @@ class RequestRun:
             return
         self._transfer_open = False
         xfer, depot = self.request.request_id, self.route.depot
-        try:
-            if keep_sending and self.route.main_depot is not None:
+        if keep_sending and self.route.main_depot is not None:
+            with suppress(DepotUnavailableError):
                 self._stats = await depot.transfer_stats(xfer)
+            with suppress(DepotUnavailableError):
                 await depot.demote(xfer)
-            else:
-                self._stats = await depot.end(xfer)
-        except DepotUnavailableError:
-            return  # its leases ended with the connection
+            return
+        with suppress(DepotUnavailableError):  # then it ends with the connection, or when that is back
+            self._stats = await depot.end(xfer)
 
     def _mark_tokens(self, batch: TokenBatch) -> None:
         trace, now = self._trace, self._now()

@@ -43,7 +43,7 @@ class Pdd:
         return state, Placement(pipeline, prefill.name, relay, main.name, hit_rate, reason)
 
     def _pipeline(self, request: RequestView, hit_rate: float, trouble: str) -> tuple[Pipeline, str]:
-        if request.forced is not None:
+        if request.forced in (Pipeline.P_MD, Pipeline.P_RLD_MD):
             return request.forced, "forced"
         if trouble:
             return Pipeline.P_RLD_MD, f"the line is down ({trouble})"

@@ -6,6 +6,7 @@ dc-a: gateway, host-a with prefill p-0 and relay rld-0      dc-b: host-b with ma
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -137,7 +138,8 @@ def _instance(name: str, cluster: str, roles: list[str], host: str, **addresses:
 
 def _engine(settings: Settings, model: Demo) -> Table:
     if not settings.emulated:
-        return {"engine": "vllm"}
+        # Three engines share this machine; more threads than cores would spin against each other.
+        return {"engine": "vllm", "env": {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 3))}}
     return {"engine": "emulated", "profile": str(model.profile or shipped("tiny-emulated"))}
 
 

@@ -63,6 +63,11 @@ class DepotConnection:
         with contextlib.suppress(DepotUnavailableError):
             await self._call(lambda: self.depot.release(owner))
 
+    async def check(self) -> None:
+        """Notices that the depot is gone."""
+        with contextlib.suppress(DepotUnavailableError):
+            await self._call(lambda: self.depot.match([]))
+
     def publish(self, owner: str, parts: Sequence[Part]) -> None:
         """See EngineDepot."""
         with self._watched():
@@ -98,6 +103,7 @@ class HostDepot:
     async def connection(self) -> DepotConnection:
         """The present connection, a new one when the last was lost. Raises DepotUnavailableError."""
         async with self._reconnecting:
+            await self._connection.check()  # or the first request after a restart of the depot would fail
             if self._connection.lost:
                 depot = await unhurried(self._connect)
                 self._connection.depot.close()

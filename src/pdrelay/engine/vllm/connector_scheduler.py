@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pdrelay.depot.base import EngineDepot
 from pdrelay.engine.vllm import publishing
 from pdrelay.engine.vllm.held import HeldPages
-from pdrelay.engine.vllm.jobs import PUBLISH, Job, Lease
+from pdrelay.engine.vllm.jobs import PUBLISH, Job, Lease, report
 from pdrelay.engine.vllm.link import DepotLink
 from pdrelay.engine.vllm.metadata import Load, StepOrders
 from pdrelay.engine.vllm.pages import Naming, RequestPages
@@ -130,8 +130,10 @@ class SchedulerSide:
     def finished(self, request: Request) -> dict[str, object] | None:
         """The request ended; what to tell with its last output."""
         job = self._jobs.get(request.request_id)
-        if job is None:
-            return None
+        if job is None:  # the depot was never reached, or the request has content that we cannot name
+            wanted = PUBLISH in (request.kv_transfer_params or {})
+            return report(error="the depot of this host is not reachable") if wanted else None
+        self._confirm(job)
         if job.written:
             # A worker ends the reservations: it knows when copies of steps still in flight are done.
             self._orders.released.append(job.write_owner)
@@ -227,6 +229,19 @@ class SchedulerSide:
         elif self._settings.publish_decode:
             publishing.reserve_decoded(depot, job, whole, start, self._page_tokens)
 
+    def _confirm(self, job: Job) -> None:
+        """A worker publishes without waiting for an answer: looks whether the depot is still there."""
+        depot = self._depot()
+        if not job.publish or job.error:
+            return
+        if depot is None:
+            job.fail("the depot of this host was lost")
+            return
+        try:
+            depot.match(job.pages.prompt.names[:1])
+        except DepotError as error:
+            self._failed(job, error)
+
     # The engine's own cache
 
     def _look_at(self, job: Job, table: list[int], names: list[bytes]) -> None:
@@ -259,6 +274,7 @@ class SchedulerSide:
             job.fail(str(error))
             _log.debug("pages of %s are not published: %s", job.owner, error)
         else:
+            job.fail("the depot of this host was lost")
             self._lost(error)
 
     def _lost(self, error: DepotError) -> None:

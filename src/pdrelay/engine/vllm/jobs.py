@@ -17,6 +17,11 @@ REPORT = "pdrelay"
 """Key in an output's kv_transfer_params: what the connector did for the request."""
 
 
+def report(cached: int = 0, loaded: int = 0, error: str = "") -> dict[str, object]:
+    """The kv_transfer_params of an output that tells what was done for its request."""
+    return {REPORT: {"cached": cached, "loaded": loaded, "error": error}}
+
+
 class Lease(NamedTuple):
     """Complete pages at the depot that follow the local prefix."""
 
@@ -85,7 +90,7 @@ class Job:
     def report(self) -> dict[str, object]:
         """The kv_transfer_params of the output that tells what was done."""
         self.told = True
-        return {REPORT: {"cached": self.cached, "loaded": self.loaded, "error": self.error}}
+        return report(self.cached, self.loaded, self.error)
 
     def forget_depot(self) -> None:
         """Leases and reservations are void. A load that runs goes on: its bytes stay mapped."""

@@ -79,7 +79,9 @@ def _engine(deployment: Deployment, instance: Instance, device: str) -> list[str
     if device != "cpu":
         return common
     cpu = [*("--worker-cls", f"{_MODULE}.worker.PdrelayCPUWorker"), *("--block-size", str(CPU_BLOCK_TOKENS))]
-    return [*common, *cpu, "--enforce-eager"]
+    # A worker in the scheduler's process: one process less to start, and no two processes that spin for each other.
+    executor = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
+    return [*common, *cpu, *executor, "--enforce-eager"]
 
 
 def _kv_transfer(deployment: Deployment, instance: Instance) -> str:
@@ -106,7 +108,8 @@ def _environment(device: str) -> Mapping[str, str]:
         return common
     return common | {
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        # Several engines share the cores of a demo machine: threads bound to cores would stand in each other's way.
+        # Several engines may share a machine's cores: threads bound to a core, or that spin while they wait for one
+        # another, bring all of them to a halt.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "PASSIVE",
     }

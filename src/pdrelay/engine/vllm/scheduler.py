@@ -31,7 +31,6 @@ class SessionScheduling(Scheduler):  # type: ignore[misc]  # vLLM's classes are 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         private_api.check()
         super().__init__(*args, **kwargs)
-        self._unaccepted: dict[str, list[int]] = {}  # eager tokens that a grammar has not seen yet
 
     def add_request(self, request: Request) -> None:
         """A new request may come with output tokens; prompt and they are then computed in one forward pass."""
@@ -40,8 +39,6 @@ class SessionScheduling(Scheduler):  # type: ignore[misc]  # vLLM's classes are 
             request.append_output_token_ids(eager)
             # vLLM counts prefill by prompt length, and asserts that a cache hit is not longer than that.
             request.prefill_stats = None
-            if request.structured_output_request is not None:
-                self._unaccepted[request.request_id] = eager
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -73,9 +70,10 @@ class SessionScheduling(Scheduler):  # type: ignore[misc]  # vLLM's classes are 
         return done
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        compiling = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         ready: bool = super()._handle_blocked_waiting_request(request)
-        if ready and (eager := self._unaccepted.pop(request.request_id, None)):
-            _accept(request, eager)
+        if ready and compiling:
+            _accept(request, session_params.eager(request.sampling_params))
         return ready
 
     def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:

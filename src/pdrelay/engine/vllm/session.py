@@ -49,7 +49,8 @@ class Chunk(NamedTuple):
     @property
     def prompt(self) -> dict[str, object]:
         """In the form that vLLM's renderer makes."""
-        prompt: dict[str, object] = {"type": "token", "prompt_token_ids": self.ids}
+        # A copy: vLLM appends the session's later chunks to this list.
+        prompt: dict[str, object] = {"type": "token", "prompt_token_ids": list(self.ids)}
         return prompt | {"cache_salt": self.cache_salt} if self.cache_salt else prompt
 
 

@@ -1,0 +1,119 @@
+"""The command line of an engine. Needs no vLLM."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from pdrelay.cli.engine import command as engine_command
+from pdrelay.cluster.config import Deployment, load
+from pdrelay.engine.vllm import launch
+from pdrelay.engine.vllm.settings import parse
+from pdrelay.errors import ConfigError
+
+TOML = """
+fleet_key_file = "fleet.key"
+[model]
+name = "smol"
+path = "models/smol"
+max_model_len = 2048
+dtype = "float32"
+[gateway]
+cluster = "far"
+[tls]
+directory = "certs"
+[[cluster]]
+name = "far"
+[[host]]
+name = "h"
+cluster = "far"
+socket = "run/h.sock"
+listen = "127.0.0.1:7000"
+[[instance]]
+name = "p-0"
+cluster = "far"
+roles = ["prefill"]
+ranks = [{host = "h"}]
+listen = "127.0.0.1:7001"
+args = ["--max-num-seqs", "4"]
+env = {OMP_NUM_THREADS = "8"}
+[[instance]]
+name = "d-0"
+cluster = "far"
+roles = ["decode"]
+ranks = [{host = "h"}]
+listen = "127.0.0.1:7002"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "pdrelay.toml"
+    path.write_text(TOML)
+    return path
+
+
+def _option(argv: list[str], name: str) -> str:
+    """The value that counts: the last one."""
+    return argv[len(argv) - 1 - argv[::-1].index(name) + 1]
+
+
+def _extra(deployment: Deployment, name: str) -> dict[str, object]:
+    transfer = json.loads(_option(launch.command(deployment, name).argv, "--kv-transfer-config"))
+    assert transfer["kv_connector_module_path"] == "pdrelay.engine.vllm.connector"
+    return transfer["kv_connector_extra_config"]
+
+
+def test_what_the_operator_wrote_wins(config: Path) -> None:
+    command = launch.command(load(config), "p-0")
+    assert _option(command.argv, "--max-num-seqs") == "4"
+    assert command.env["OMP_NUM_THREADS"] == "8"
+    assert command.env["VLLM_PLUGINS"] == "pdrelay"
+    assert (_option(command.argv, "--host"), _option(command.argv, "--port")) == ("127.0.0.1", "7001")
+    assert _option(command.argv, "--dtype") == "float32"
+
+
+def test_both_sides_of_a_connection_are_verified(config: Path) -> None:
+    argv = launch.command(load(config), "p-0").argv
+    assert _option(argv, "--ssl-cert-reqs") == "2"
+    for option, file in (("--ssl-certfile", "p-0.pem"), ("--ssl-keyfile", "p-0.key"), ("--ssl-ca-certs", "ca.pem")):
+        assert Path(_option(argv, option)) == config.parent / "certs" / file
+
+
+def test_the_connector_knows_its_depot_and_role(config: Path) -> None:
+    deployment = load(config)
+    settings = parse(_extra(deployment, "d-0"))
+    assert settings.depot_socket == str(config.parent / "run/h.sock")
+    assert (settings.instance, settings.model, settings.publish_decode) == ("d-0", "smol", True)
+    assert not parse(_extra(deployment, "p-0")).publish_decode
+
+
+def test_wrong_extra_config_is_told() -> None:
+    with pytest.raises(ConfigError, match="instance"):
+        parse({"depot_socket": "x"})
+
+
+def test_the_printed_line_is_what_is_run(config: Path) -> None:
+    result = CliRunner().invoke(engine_command, ["--config", str(config), "--name", "p-0", "--print"])
+    assert result.exit_code == 0
+    words = shlex.split(result.output)
+    command = launch.command(load(config), "p-0")
+    assert words == ["env", *(f"{key}={value}" for key, value in command.env.items()), *command.argv]
+
+
+def test_an_unknown_instance_is_told(config: Path) -> None:
+    result = CliRunner().invoke(engine_command, ["--config", str(config), "--name", "x"])
+    assert isinstance(result.exception, ConfigError)
+    assert "expected one of p-0, d-0" in str(result.exception)
+
+
+def test_gpu_engines_schedule_asynchronously(config: Path) -> None:
+    argv = launch.command(load(config), "p-0", device="cuda").argv
+    assert _option(argv, "--scheduler-cls").endswith("PdrelayAsyncScheduler")
+    assert "--worker-cls" not in argv
+    assert msgspec.json.decode(_option(argv, "--kv-transfer-config"))["kv_role"] == "kv_both"

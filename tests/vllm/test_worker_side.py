@@ -1,0 +1,134 @@
+"""The connector beside the model, on plain tensors and the in-memory depot."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from pdrelay.depot.base import PageKind
+from pdrelay.depot.memory import MemoryDepot
+from pdrelay.engine.vllm.settings import Settings
+from pdrelay.errors import ConfigError
+from pdrelay.kv.contract import KVContract
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # their own
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("vllm")
+    from pdrelay.engine.vllm.connector_scheduler import SchedulerSide
+    from pdrelay.engine.vllm.connector_worker import WorkerSide
+    from pdrelay.engine.vllm.link import DepotLink
+    from pdrelay.engine.vllm.metadata import Load, PageCopy, StepOrders
+
+pytestmark = pytest.mark.vllm
+
+LAYERS = 3
+CONTRACT = KVContract(
+    model="m", revision="", layers=LAYERS, heads=2, head_size=4, dtype="float32", page_tokens=16, part_bytes=1024,
+    codec="test",
+)  # fmt: skip
+PAGE = b"p" * 32
+
+
+@pytest.fixture
+def depot() -> MemoryDepot:
+    return MemoryDepot(capacity=8 * CONTRACT.page_bytes)
+
+
+@pytest.fixture
+def caches() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {f"model.layers.{i}.attn": torch.rand((6, 2, 16, 8), generator=generator) for i in range(LAYERS)}
+
+
+@pytest.fixture
+def worker(depot: MemoryDepot, caches: dict[str, torch.Tensor]) -> Iterator[WorkerSide]:
+    side = WorkerSide(lambda: depot.engine("e", CONTRACT), CONTRACT)
+    side.register(caches)
+    yield side
+    side.close()
+
+
+def _step(worker: WorkerSide, orders: StepOrders) -> None:
+    worker.begin_step(orders)
+    for layer in range(LAYERS):
+        worker.save_layer(f"model.layers.{layer}.attn")
+    worker.end_step()
+
+
+def _results(worker: WorkerSide, request: str) -> tuple[bool, bool]:
+    deadline = time.monotonic() + 5
+    while True:
+        results = worker.take_results()
+        if request in results.finished_recving:
+            return True, request in results.failed_recving
+        assert time.monotonic() < deadline
+
+
+def test_a_page_goes_out_and_comes_back(
+    depot: MemoryDepot, worker: WorkerSide, caches: dict[str, torch.Tensor]
+) -> None:
+    engine = depot.engine("e", CONTRACT)
+    (offset,) = engine.reserve("w", [PAGE], [PageKind.PREFIX])
+    assert offset is not None
+    _step(worker, StepOrders(generation=1, copies=[PageCopy("w", PAGE, 2, offset)], released=["w"]))
+    assert engine.lease("r", [PAGE]) == [offset]  # complete, with checksums that fit: the depot took every part
+    _step(worker, StepOrders(generation=1, zero=[2], loads=[Load("request", [(offset, 4)])]))
+    assert _results(worker, "request") == (True, False)
+    for index in range(LAYERS):
+        cache = caches[f"model.layers.{index}.attn"]
+        assert not cache[2].any()
+        assert cache[4].any()
+        assert bytes(depot.arena[offset + index * 1024 :][:1024]) == cache[4].numpy().tobytes()
+
+
+def test_a_load_that_fails_is_reported_all_the_same(worker: WorkerSide, depot: MemoryDepot) -> None:
+    _step(worker, StepOrders(generation=1, loads=[Load("outside", [(len(depot.arena), 1)])]))
+    assert _results(worker, "outside") == (True, True)
+    _step(worker, StepOrders(generation=0))
+    depot.die()
+    _step(worker, StepOrders(generation=2, loads=[Load("no depot", [(0, 1)])]))
+    assert _results(worker, "no depot") == (True, True)
+
+
+def test_a_cache_in_pieces_is_refused(depot: MemoryDepot, caches: dict[str, torch.Tensor]) -> None:
+    side = WorkerSide(lambda: depot.engine("e", CONTRACT), CONTRACT)
+    pieces = {name: cache.transpose(1, 2) for name, cache in caches.items()}
+    with pytest.raises(ConfigError, match=r"KV cache of model\.layers\.0\.attn"):
+        side.register(pieces)
+    with pytest.raises(ConfigError, match="found 2 layers, expected 3"):
+        side.register(dict(list(caches.items())[:2]))
+    side.close()
+
+
+def test_after_a_failed_load_the_depot_is_asked_again_only_after_a_preemption(
+    depot: MemoryDepot, worker: WorkerSide
+) -> None:
+    side = SchedulerSide(
+        Settings(instance="e", depot_socket="", model="m"), DepotLink(lambda: depot.engine("e", CONTRACT)), 16
+    )
+    request = SimpleNamespace(
+        request_id="r", prompt_token_ids=list(range(40)), all_token_ids=list(range(40)), num_tokens=40, cache_salt=None,
+        lora_request=None, mm_features=[], kv_transfer_params=None, skip_reading_prefix_cache=False, num_preemptions=0,
+        num_computed_tokens=0, is_finished=lambda: False,
+    )  # fmt: skip
+    side.on_new_request(request)
+    names = side._jobs["r"].pages.prompt.full
+    for name, offset in zip(names, depot.engine("e", CONTRACT).reserve("w", names, [PageKind.PREFIX] * 2), strict=True):
+        _step(worker, StepOrders(generation=1, copies=[PageCopy("w", name, 1, offset)]))
+    assert side.matched_tokens(request, 0) == (32, True)
+    assert side.matched_tokens(request, 16) == (16, True)
+    assert side.matched_tokens(request, 0) == (32, True)
+    side.after_alloc(request, SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],)), 32)
+    side.worker_output(SimpleNamespace(finished_recving={"r"}, failed_recving={"r"}))
+    assert depot.hub.stats().leases == 0
+    assert side.matched_tokens(request, 0) == (0, False)
+    request.num_preemptions = 1
+    assert side.matched_tokens(request, 0) == (32, True)
+    side.finished(request)
+    assert depot.hub.stats().leases == 0
+    side.close()
