@@ -11,10 +11,14 @@ import click
 @click.option("--once", metavar="PROMPT", help="Ask this one question, print the answer and end.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True,
               help="Longest answer.")  # fmt: skip
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True,
+              help="0: the same answer every time.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="Print one JSON object an answer: its text, the tier of each piece, the trace.")  # fmt: skip
 @click.pass_context
-def command(ctx: click.Context, url: str | None, once: str | None, max_tokens: int, as_json: bool) -> None:
+def command(
+    ctx: click.Context, url: str | None, once: str | None, max_tokens: int, temperature: float, as_json: bool
+) -> None:
     """Hold a conversation in the terminal, each token coloured by the tier that made it.
 
     Each answer closes with its times: prefill, first and second token, the handoff from relay to main decode, and
@@ -22,7 +26,7 @@ def command(ctx: click.Context, url: str | None, once: str | None, max_tokens: i
     """
     from pdrelay.cli.conversation import Chat
 
-    with Chat(url or _running() or "http://127.0.0.1:8000/v1", max_tokens, as_json) as chat:
+    with Chat(url or _running() or "http://127.0.0.1:8000/v1", max_tokens, temperature, as_json) as chat:
         ctx.exit(chat.ask(once) if once is not None else chat.converse())
 
 

@@ -81,15 +81,9 @@ class Client:
             self._check(response)
             return msgspec.json.decode(response.content, type=_Models).data[0].id
 
-    def stream(self, model: str, messages: list[dict[str, str]], max_tokens: int) -> Generator[Piece, None, None]:
+    def stream(self, body: dict[str, object]) -> Generator[Piece, None, None]:
         """The pieces of an answer as they come."""
-        body = {
-            "model": model,
-            "messages": messages,
-            "max_tokens": max_tokens,
-            "stream": True,
-            "pdrelay": {"trace": True},
-        }
+        body = {**body, "stream": True, "pdrelay": {"trace": True}}
         with self._errors(), self._http.stream("POST", f"{self._url}/chat/completions", json=body) as response:
             if response.is_error:
                 response.read()
@@ -131,8 +125,9 @@ def _piece(chunk: _Chunk) -> Piece:
 class Chat:
     """A conversation with its history."""
 
-    def __init__(self, url: str, max_tokens: int, as_json: bool) -> None:
-        self._client, self._max_tokens, self._as_json = Client(url), max_tokens, as_json
+    def __init__(self, url: str, max_tokens: int, temperature: float, as_json: bool) -> None:
+        self._client, self._as_json = Client(url), as_json
+        self._sampling = {"max_tokens": max_tokens, "temperature": temperature}
         self._console = Console(highlight=False, soft_wrap=True)
         self._messages: list[dict[str, str]] = []
         self._model = ""
@@ -190,7 +185,7 @@ class Chat:
         """Streams one answer into terminal and history; False when the user cut it short."""
         self._messages.append({"role": "user", "content": prompt})
         pieces: list[Piece] = []
-        stream = self._client.stream(self._model, self._messages, self._max_tokens)
+        stream = self._client.stream({"model": self._model, "messages": self._messages, **self._sampling})
         try:
             with contextlib.closing(stream):
                 for piece in stream:

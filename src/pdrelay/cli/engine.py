@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import click
 
 from pdrelay.cluster.config import load
+from pdrelay.engine.vllm import launch
 from pdrelay.errors import StartError
 
 
@@ -21,18 +23,22 @@ from pdrelay.errors import StartError
 )
 @click.option("--name", required=True, help="Instance to run.")
 @click.option("--print", "print_only", is_flag=True, help="Print the command line and end.")
-def command(config_path: Path, name: str, print_only: bool) -> None:
-    """Runs the engine instance NAME of a deployment. A vLLM instance replaces this process."""
+@click.option("--json", "as_json", is_flag=True, help="Print the command line as JSON: argv and environment.")
+def command(config_path: Path, name: str, print_only: bool, as_json: bool) -> None:
+    """Run the engine instance NAME of a deployment. A vLLM instance replaces this process."""
     deployment = load(config_path)
-    instance = deployment.instance_named(name)
-    if instance.engine == "emulated":
-        _emulated(config_path, name, print_only)
-        return
-    from pdrelay.engine.vllm import launch
-
-    started = launch.command(deployment, name)
-    if print_only:
+    emulated = deployment.instance_named(name).engine == "emulated"
+    started = _emulated_command(config_path, name) if emulated else launch.command(deployment, name)
+    if as_json:
+        click.echo(json.dumps({"argv": started.argv, "env": started.env}))
+    elif print_only:
         click.echo(str(started))
+    if print_only:
+        return
+    if emulated:
+        from pdrelay.engine.emulated.process import run
+
+        run(deployment, name)
         return
     try:
         os.execvpe(started.argv[0], started.argv, {**os.environ, **started.env})  # noqa: S606 - no shell is wanted
@@ -40,10 +46,5 @@ def command(config_path: Path, name: str, print_only: bool) -> None:
         raise StartError(f"engine {name}: {started.argv[0]}: {error.strerror}") from error
 
 
-def _emulated(config_path: Path, name: str, print_only: bool) -> None:
-    if print_only:
-        click.echo(f"pdrelay engine --config {config_path} --name {name}")
-        return
-    from pdrelay.engine.emulated.process import run
-
-    run(load(config_path), name)
+def _emulated_command(config_path: Path, name: str) -> launch.Command:
+    return launch.Command(["pdrelay", "engine", "--config", str(config_path), "--name", name], {})

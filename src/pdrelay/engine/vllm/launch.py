@@ -29,7 +29,8 @@ class Command(NamedTuple):
 
     def __str__(self) -> str:
         """As a shell line that an operator can paste."""
-        return shlex.join(["env", *(f"{key}={value}" for key, value in self.env.items()), *self.argv])
+        variables = [f"{key}={value}" for key, value in self.env.items()]
+        return shlex.join([*(["env", *variables] if variables else []), *self.argv])
 
 
 def command(deployment: Deployment, name: str, *, device: str = "cpu") -> Command:
