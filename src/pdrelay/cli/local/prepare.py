@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from pdrelay.cli.local import model
@@ -16,15 +17,21 @@ from pdrelay.cluster.config import Deployment
 from pdrelay.cluster.units import parse_address
 
 
-def prepare(run: RunDirectory, wanted: Settings | Path) -> Plan:
-    """Writes the files of a deployment and plans its parts. Raises ConfigError, StartError; leaves no process."""
+Tell = Callable[[str], None]
+
+
+def prepare(run: RunDirectory, wanted: Settings | Path, tell: Tell) -> Plan:
+    """Writes the files of a deployment and plans its parts; `tell` hears of what takes long.
+
+    Raises ConfigError, StartError; leaves no process.
+    """
     for log in run.logs.glob("*.log"):
         log.unlink()
     # Unix sockets need a short path, and vLLM makes some in TMPDIR, so they are not below the run directory.
     temporary = Path(tempfile.mkdtemp(prefix="pdrelay-"))
     try:
         if isinstance(wanted, Settings):
-            deployment, parts = _demo(run, wanted, temporary)
+            deployment, parts = _demo(run, wanted, temporary, tell)
         else:
             deployment, parts = _given(wanted)
         _certify(deployment)
@@ -40,10 +47,10 @@ def prepare(run: RunDirectory, wanted: Settings | Path) -> Plan:
     )
 
 
-def _demo(run: RunDirectory, settings: Settings, temporary: Path) -> tuple[Deployment, list[Part]]:
+def _demo(run: RunDirectory, settings: Settings, temporary: Path, tell: Tell) -> tuple[Deployment, list[Part]]:
     require_free("127.0.0.1", settings.port, "choose another with --port")
     places = choose_places(temporary, run.certificates)
-    run.config.write_text(deployment_text(settings, _model(settings), places))
+    run.config.write_text(deployment_text(settings, _model(settings, tell), places))
     deployment = config.load(run.config)
     return deployment, parts_of(deployment, run.config, places.line_admin, settings.line_rate)
 
@@ -60,15 +67,12 @@ def describe(wanted: Settings | Path) -> dict[str, str]:
     return wanted.as_text() if isinstance(wanted, Settings) else {"config": str(wanted)}
 
 
-def needs_checkpoint(wanted: Settings | Path) -> bool:
-    """Whether a model must be built first, which takes a minute."""
-    return isinstance(wanted, Settings) and not wanted.emulated and not model.has_checkpoint()
-
-
-def _model(settings: Settings) -> Demo:
+def _model(settings: Settings, tell: Tell) -> Demo:
     if settings.emulated:
         path, profile = model.ensure_emulated()
         return Demo(model.EMULATED_NAME, path, profile)
+    if not model.has_checkpoint():
+        tell("building the model's checkpoint, once, about a minute ...")
     return Demo(model.NAME, model.ensure_checkpoint())
 
 

@@ -47,9 +47,7 @@ class Starter:
 
     def _start(self, lock: int) -> int:
         attach.clear_leftovers(self._run)
-        if prepare.needs_checkpoint(self._wanted):
-            self._console.print("building the model's checkpoint, once, about a minute ...")
-        plan = prepare.prepare(self._run, self._wanted)
+        plan = prepare.prepare(self._run, self._wanted, self._console.print)
         attachment = attach.launch(plan, self._run, lock)
         try:
             state = self._await_ready(attachment)
