@@ -16,7 +16,6 @@ from pdrelay.cluster import certs, config
 from pdrelay.cluster.config import Deployment
 from pdrelay.cluster.units import parse_address
 
-
 Tell = Callable[[str], None]
 
 
