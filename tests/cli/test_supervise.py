@@ -166,7 +166,7 @@ from pdrelay.cli.local import attach, prepare, starting
 from pdrelay.cli.local.rundir import RunDirectory
 run, sockets = RunDirectory(Path(sys.argv[1])), Path(sys.argv[2])
 parts = [part(sockets, "a", 0, "child"), part(sockets, "b", 1, *sys.argv[3:])]
-prepare.prepare = lambda run, wanted: plan(run, sockets, parts)
+prepare.prepare = lambda run, *_: plan(run, sockets, parts)
 sys.exit(starting.Starter(run, Path("fake"), detach=False, as_json=False).up(False))
 """
 

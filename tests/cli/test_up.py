@@ -21,7 +21,7 @@ def run(tmp_path, tmp_path_factory, monkeypatch):
     """A run directory in which `up` starts two small scripts."""
     directory, sockets = RunDirectory(tmp_path / "run"), Path(tmp_path_factory.mktemp("s"))
     parts = [part(sockets, "a", 0), part(sockets, "b", 1)]
-    monkeypatch.setattr(prepare, "prepare", lambda run, _: plan(run, sockets, parts))
+    monkeypatch.setattr(prepare, "prepare", lambda run, *_: plan(run, sockets, parts))
     yield directory
     attach.take_down(directory)
 
