@@ -5,7 +5,7 @@ import time
 
 from pdrelay.depot.base import TransferStats
 from pdrelay.engine.base import EngineStatus
-from pdrelay.engine.messages import Finished, Opened, Sampling, Tokens
+from pdrelay.engine.messages import Extended, Finished, Opened, Sampling, Tokens
 from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
 from pdrelay.gateway.base import DebugControls, GenerationRequest
 from pdrelay.gateway.request import RequestRun, Route
@@ -18,11 +18,18 @@ PAGES = prompt_pages(list(range(40)), 16, b"r" * 32, b"k")
 
 class ScriptedSession:
     def __init__(self, request):
+        self.extends = []
         self.request, self.aborted, self.ended, self.takeovers = request, False, False, []
         self._events = asyncio.Queue()
 
     def takeover(self, ids):
         self.takeovers.append(list(ids))
+
+    def extend(self, ids):
+        self.extends.append(list(ids))
+
+    def extended(self):
+        self._events.put_nowait(Extended("", 0, 0))
 
     def abort(self):
         self.aborted = self.ended = True
@@ -73,6 +80,11 @@ class ScriptedEngine:
         return self.sessions[-1]
 
     @property
+    def told(self):
+        """Output tokens that each live session was told."""
+        return [sum(map(len, session.extends + session.takeovers)) for session in self.live]
+
+    @property
     def live(self):
         return [session for session in self.sessions if not session.ended]
 
@@ -105,7 +117,7 @@ class ScriptedDepot:
 class Scene:
     """One request on scripted parts; `seen` is what the user got."""
 
-    def __init__(self, pipeline=Pipeline.P_RLD_MD, handoff_at=None, spare_relay=True):
+    def __init__(self, pipeline=Pipeline.P_RLD_MD, handoff_at=None, spare_relay=True, mode="one_shot"):
         self.p, self.rld, self.md = (ScriptedEngine(name) for name in ("p-0", "rld-0", "md-0"))
         self.depot, self.seen, self.error = ScriptedDepot(), [], None
         relay = "rld-0" if pipeline is Pipeline.P_RLD_MD else None
@@ -117,6 +129,7 @@ class Scene:
             self.depot,
             "host-b",
             RelayBound(100, 100.0),
+            mode,
         )
         request = GenerationRequest(
             "r-1",

@@ -188,7 +188,7 @@ async def test_a_body_that_is_too_large(client: httpx.AsyncClient, monkeypatch: 
     [
         ({"pipeline": "p_x"}, "pdrelay.pipeline", "expected one of 'p_md'"),
         ({"handoff_mode": "slow"}, "pdrelay.handoff_mode", "expected one of 'one_shot'"),
-        ({"handoff_mode": "catch_up"}, "pdrelay.handoff_mode", "not available"),
+        ({"handoff_mode": "catch_up", "pipeline": "p_md"}, "pdrelay.handoff_mode", "needs a relay"),
         ({"handoff_at": 0}, "pdrelay.handoff_at", "at least 1"),
         ({"handoff_at": 3, "pipeline": "p_md"}, "pdrelay.handoff_at", "needs a relay"),
     ],

@@ -102,6 +102,31 @@ async def test_the_seam_can_be_forced(main_first):
         assert scene.md.last.takeovers == [[100, 101, 102]]
 
 
+async def test_catch_up_extends_while_the_relay_goes_on_then_switches():
+    async with Scene(mode="catch_up") as scene:
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.rld.last.tokens(1, *range(101, 110))
+        await scene.settle()
+        scene.md.last.opened()
+        await scene.settle()
+        assert scene.md.last.extends == [list(range(100, 110))]
+        scene.rld.last.tokens(10, 110)
+        await scene.settle()
+        assert len(scene.md.last.extends) == 1  # at most one chunk is outstanding
+        assert not scene.rld.last.aborted
+        scene.md.last.extended()
+        await scene.settle()
+        assert scene.rld.last.aborted
+        assert scene.md.last.takeovers == [[110]]
+        scene.md.last.tokens(11, 111, last=True)
+        scene.md.last.finished("stop")
+        await scene.settle()
+        assert scene.seen == list(range(100, 112))
+        trace = await scene.run.trace()
+        assert (trace.handoff_mode, trace.handoff_rounds, trace.handoff_index) == ("catch_up", 1, 11)
+
+
 async def test_main_lost_while_the_relay_decodes_goes_unnoticed():
     async with Scene() as scene:
         await scene.prefill()
@@ -306,6 +331,7 @@ STEPS = [
     "relay",
     "relay_end",
     "main_open",
+    "main_extended",
     "main",
     "lose_relay",
     "lose_main",
@@ -317,13 +343,16 @@ STEPS = [
 ]
 
 
+modes = st.sampled_from(["one_shot", "catch_up"])
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(STEPS), max_size=14), st.sampled_from([Pipeline.P_MD, Pipeline.P_RLD_MD]))
-async def test_whatever_happens_in_whatever_order_nothing_leaks(steps, pipeline):
+@given(st.lists(st.sampled_from(STEPS), max_size=14), st.sampled_from([Pipeline.P_MD, Pipeline.P_RLD_MD]), modes)
+async def test_whatever_happens_in_whatever_order_nothing_leaks(steps, pipeline, mode):
     """Engines answer with the truth for the index that they are at; the user sees a prefix of the truth."""
     truth = list(range(100, 200))
     at = {}
-    async with Scene(pipeline) as scene:
+    async with Scene(pipeline, mode=mode) as scene:
         for step in steps:
             if scene.run.finish or scene.error:
                 break
@@ -334,6 +363,8 @@ async def test_whatever_happens_in_whatever_order_nothing_leaks(steps, pipeline)
             await scene.settle()
             decoding = [s for e in (scene.rld, scene.md) for s in e.live if s.takeovers]
             assert len(decoding) <= 1, "INV-HANDOFF-2: at most one session is told to decode at a time"
+            for told in scene.rld.told + scene.md.told:
+                assert told <= len(scene.seen), "INV-HANDOFF-3: engines are told what the user has, nothing else"
         assert scene.seen == truth[: len(scene.seen)]
         if not scene.run.finish and not scene.error:
             able = (scene.rld.live + scene.md.live) if scene.seen else scene.p.live
@@ -347,8 +378,10 @@ def _play(step, session, truth, at):
         session.finished(None)
     elif step.endswith("_open"):
         session.opened()
+    elif step == "main_extended" and session.extends:
+        session.extended()
     elif step in ("relay", "main", "relay_end") and session.takeovers:
-        index = at.setdefault(session, len(session.takeovers[0]))
+        index = at.setdefault(session, sum(map(len, session.extends + session.takeovers)))
         at[session] += 1
         session.tokens(index, truth[index], last=step == "relay_end")
         if step == "relay_end":

@@ -21,20 +21,25 @@ def deployment(tmp_path_factory):
         yield up
 
 
+def relayed_to(index: int, mode: str) -> dict:
+    return {"pipeline": "p_rld_md", "handoff_at": index, "handoff_mode": mode}
+
+
 def prompt(seed: int, length: int) -> list[int]:
     return [random.Random(f"{seed}/{i}").randrange(1000, 1200) for i in range(length)]
 
 
+@pytest.mark.parametrize("mode", ["one_shot", "catch_up"])
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 200, 1000])
-def test_every_path_gives_the_same_tokens(deployment: Deployment, length):
+def test_every_path_gives_the_same_tokens(deployment: Deployment, length, mode):
     ids = prompt(length, length)
     relayed = [
-        deployment.complete(ids, 40, extension={"pipeline": "p_rld_md", "handoff_at": k}, cache_salt=f"{length}-{k}")
+        deployment.complete(ids, 40, extension=relayed_to(k, mode), cache_salt=f"{mode}-{length}-{k}")
         for k in (1, 2, 17, 39)
     ]
     for answer, k in zip(relayed, (1, 2, 17, 39), strict=True):
         assert answer.error is None
-        assert answer.trace["handoff_index"] == k
+        assert (answer.trace["handoff_index"], answer.trace["handoff_mode"]) == (k, mode)
         assert answer.indices == sorted(set(answer.indices))
         assert len(answer.ids) == 40
         assert answer.trace["relay_tokens"] == k - 1

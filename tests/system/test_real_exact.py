@@ -102,12 +102,16 @@ def seam(index: int, prompt: list[int]) -> int:
     return [1, 2, edge, min(edge + 1, OUTPUT - 1), 5 + index % 37, OUTPUT - 1][index % 6]
 
 
+def mode_of(index: int) -> str:
+    return "catch_up" if index % 4 == 3 else "one_shot"
+
+
 @pytest.mark.parametrize("pipeline", ["p_rld_md", "p_md"])
 def test_greedy_output_equals_one_instance(trio, cases, reference, pipeline):
     def ask(index):
         forced = {"pipeline": pipeline}
         if pipeline == "p_rld_md":
-            forced["handoff_at"] = seam(index, cases[index])
+            forced |= {"handoff_at": seam(index, cases[index]), "handoff_mode": mode_of(index)}
         return trio.complete(cases[index], OUTPUT, extension=forced, cache_salt=f"{pipeline}-{index}")
 
     with ThreadPoolExecutor(4) as pool:
@@ -118,6 +122,7 @@ def test_greedy_output_equals_one_instance(trio, cases, reference, pipeline):
         assert answer.ids == reference[index], f"case {index}, {len(cases[index])} tokens, trace {answer.trace}"
         if pipeline == "p_rld_md":
             assert answer.trace["handoff_index"] == seam(index, cases[index])
+            assert answer.trace["handoff_mode"] == mode_of(index)
             assert answer.trace["main_tokens"] == OUTPUT - answer.trace["handoff_index"]
 
 

@@ -37,7 +37,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     name: Literal["pdd", "cdc_pd", "idc_pd"] = "pdd"
     hit_threshold: float = 0.95  # H: at or above it a request skips the relay
-    handoff: Literal["one_shot"] = "one_shot"
+    handoff: Literal["one_shot", "catch_up"] = "one_shot"
     relay_max_tokens: int = 1024  # a relayed request is pressed to move on after this many tokens ...
     relay_max_time: str = "120s"  # ... or this time
 

@@ -75,6 +75,7 @@ class Trace(msgspec.Struct, kw_only=True):
     main_tokens: int = 0
     handoff_index: int | None = None
     handoff_mode: str | None = None
+    handoff_rounds: int = 0  # extends before the switch
     token_ids: list[int] = []
     prefill_done: float | None = None
     first_token: float | None = None

@@ -170,7 +170,15 @@ class Coordinator:
             depot=self._depots[prefill.host],
             main_depot=main.host if main.host != prefill.host else None,
             bound=self._bound,
+            mode=self._deployment.policy.handoff,
+            round_trip=self._round_trip(main.cluster),
         )
+
+    def _round_trip(self, cluster: str) -> float:
+        """Seconds from the gateway to an instance of `cluster` and back; 0 inside the gateway's own."""
+        home = self._deployment.gateway.cluster
+        link = self._deployment.link_between(home, cluster) or self._deployment.link_between(cluster, home)
+        return parse_time(link.rtt) if link else 0.0
 
     def _spare_relay(self, cluster: str) -> str | None:
         """A relay that can rescue a request of `cluster`; the baselines have none."""

@@ -34,9 +34,15 @@ class Leg:
         self.tier, self.instance = tier, engine.instance
         self.opened = False  # prompt computed, ready to extend
         self.known = 0  # output tokens that the engine was told
+        self.busy = False  # computes an extend
         self.streaming = False  # told to decode
         self._session = engine.open(request)
         self._pump = asyncio.create_task(self._deliver(inbox))
+
+    def extend(self, tokens: list[int]) -> None:
+        """Tells the engine all `tokens` that it does not know yet, to compute their KV."""
+        self._session.extend(tokens[self.known :])
+        self.known, self.busy = len(tokens), True
 
     def takeover(self, tokens: list[int]) -> None:
         """Tells the engine all `tokens` that it does not know yet, and to decode from there."""

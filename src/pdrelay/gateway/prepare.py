@@ -112,8 +112,6 @@ class Preparer:
             raise _control_error(
                 "handoff_at", f"must be at least 1 (prefill makes token 0), got {controls.handoff_at}."
             )
-        if controls.handoff_mode == "catch_up":
-            raise _control_error("handoff_mode", "'catch_up' is not available, only 'one_shot' is.")
         for name in ("handoff_mode", "handoff_at"):
             if getattr(controls, name) is not None and controls.pipeline in (Pipeline.P_MD, Pipeline.P_D):
                 raise _control_error(name, f"needs a relay, which pipeline {controls.pipeline.value!r} does not have.")

@@ -17,14 +17,15 @@ from typing import NamedTuple
 
 from pdrelay.depot.base import DepotControl, Transfer, TransferStats
 from pdrelay.engine.base import Engine, SessionEvent
-from pdrelay.engine.messages import Failed, Finished, Open, Opened, Tokens
+from pdrelay.engine.messages import Extended, Failed, Finished, Open, Opened, Tokens
 from pdrelay.errors import DepotUnavailableError, EngineRejectedError, EngineUnavailableError
 from pdrelay.gateway.base import Finish, GenerationRequest, Tier, TokenBatch, Trace
+from pdrelay.gateway.handoff import Handoff
 from pdrelay.gateway.legs import Inbox, Leg, Lost, Notice
 from pdrelay.gateway.splice import Splice
 from pdrelay.kv.names import PromptPages
 from pdrelay.policy.base import Pipeline, Placement
-from pdrelay.policy.handoff import Action, RelayBound, RelayedRequest, one_shot
+from pdrelay.policy.handoff import Action, Mode, RelayBound
 
 MAX_RESCUES = 3
 
@@ -42,6 +43,8 @@ class Route(NamedTuple):
     depot: DepotControl  # of prefill's host
     main_depot: str | None  # None when main decode shares prefill's depot
     bound: RelayBound
+    mode: Mode = "one_shot"
+    round_trip: float = 0.0  # seconds between gateway and main decode
 
 
 class RequestRun:
@@ -59,8 +62,10 @@ class RequestRun:
         self._relay: Leg | None = None
         self._main: Leg | None = None
         self._handed_off = False
+        self._handoff = Handoff(
+            request.debug.handoff_mode or route.mode, route.bound, route.round_trip, request.debug.handoff_at
+        )
         self._ending: Leg | None = None  # it delivered the last token, its Finished follows
-        self._relay_since = 0.0
         self.cached_tokens = 0
         self._numbers = count()  # sessions; a sid is never used twice
         self._rescues = 0
@@ -165,7 +170,7 @@ class RequestRun:
     def _open_relay(self, await_names: tuple[bytes, ...]) -> None:
         assert self.route.relay is not None
         self._relay = Leg(Tier.RELAY, self.route.relay, self._open(Tier.RELAY, await_names), self._inbox)
-        self._relay_since = self._now()
+        self._handoff.relay_opened(self.route.relay, self._now())
         self._trace.relay_instance = self._relay.instance
 
     # ---- events ----
@@ -183,6 +188,8 @@ class RequestRun:
                 return self._tokens(leg, event)
             case Opened():
                 self._opened(leg, event)
+            case Extended():
+                leg.busy = False
             case Finished():
                 self._finished(leg, event)
             case Failed(status=status, message=message):
@@ -325,8 +332,15 @@ class RequestRun:
         if self._relay is None and not self._trace.relay_instance:
             main.takeover(self._splice.tokens)  # P-MD: main decode has the ids before its pages are complete
             return
-        action = self._action(main)
+        if self._relay is None:
+            action = Action.SWITCH if main.opened else Action.HOLD
+        else:
+            action = self._handoff.action(self._splice, main, self._now())
         if action is Action.STAY:
+            return
+        if action is Action.EXTEND:
+            main.extend(self._splice.tokens)
+            self._handoff.rounds += 1
             return
         if self._relay is not None:
             self._relay.close()
@@ -334,23 +348,9 @@ class RequestRun:
         if action is Action.SWITCH:
             self._hand_off(main)
 
-    def _action(self, main: Leg) -> Action:
-        if self._relay is None:
-            return Action.SWITCH if main.opened else Action.HOLD
-        status = self.route.relay.status if self.route.relay else None
-        view = RelayedRequest(
-            tokens=len(self._splice.tokens),
-            relay_tokens=self._splice.made_by[Tier.RELAY],
-            relay_seconds=self._now() - self._relay_since,
-            relay_kv_usage=status.load.kv_usage if status and status.load else 0.0,
-            main_ready=main.opened,
-            forced_at=self.request.debug.handoff_at,
-        )
-        return one_shot(view, self.route.bound)
-
     def _hand_off(self, main: Leg) -> None:
         self._trace.handoff_index = len(self._splice.tokens)
-        self._trace.handoff_mode = "one_shot"
+        self._trace.handoff_mode, self._trace.handoff_rounds = self._handoff.mode, self._handoff.rounds
         self._trace.handoff_start = self._now()
         self._handed_off = True
         main.takeover(self._splice.tokens)
@@ -382,6 +382,8 @@ class RequestRun:
             trace.second_token = now
         if batch.tier is Tier.PREFILL:
             trace.prefill_done = now
+        elif batch.tier is Tier.RELAY:
+            self._handoff.relay_decoded(now)
         elif batch.tier is Tier.MAIN and self._handed_off and trace.handoff_done is None:
             trace.handoff_done = now
 
