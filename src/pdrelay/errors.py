@@ -10,7 +10,7 @@ PdrelayError
   EngineError
     EngineUnavailableError  no connection to the engine, or it died in the middle of a session
     EngineRejectedError  the engine refused the request; carries an HTTP-like status
-  PlacementError         no healthy instance for a role; says which one is down and since when
+  PlacementError         no healthy instance for a role, or no line to it; says what is down and why
   RequestError           the client's request is wrong; carries the OpenAI error fields
   StartError             a deployment could not start; says which part and why
 """
@@ -76,7 +76,7 @@ class EngineRejectedError(EngineError):
 
 
 class PlacementError(PdrelayError):
-    """No healthy instance for a role."""
+    """No healthy instance for a role, or no line to it."""
 
 
 class RequestError(PdrelayError):

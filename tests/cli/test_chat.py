@@ -84,6 +84,11 @@ def test_once_prints_the_answer_without_colour_and_the_times(gateway):
     assert gateway.asked[0]["pdrelay"] == {"trace": True}
 
 
+def test_a_web_proxy_is_not_asked_for_this_machine(gateway, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert chat(gateway, "--once", "Count.").exit_code == 0
+
+
 def test_json_has_tiers_and_trace(gateway):
     result = chat(gateway, "--once", "Count.", "--json")
     answer = json.loads(result.stdout)

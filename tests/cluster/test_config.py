@@ -105,6 +105,9 @@ def test_a_good_file(write, tmp_path):
         ('rtt = "30ms"', 'rtt = "soon"', r"link\[0\].rtt: found 'soon', expected a time such as"),
         ('listen = "127.0.0.1:8103"', 'listen = "8103"', r"instance\[1\].listen: found '8103', expected an address"),
         ('name = "md-0"', 'name = "p-0"', r"instance\[1\].name: found 'p-0', expected a name that no other has"),
+        ('name = "md-0"', 'name = "host-b"', r"instance\[1\].name: found 'host-b', expected a name that no host has"),
+        ('name = "md-0"', 'name = "gateway"', r"instance\[1\].name: found 'gateway', expected another name"),
+        ('rtt = "30ms"', "connections = 0", r"link\[0\].connections: found 0, expected at least 1"),
         (
             "[gateway]",
             "[policy]\nhit_threshold = 2.0\n[gateway]",

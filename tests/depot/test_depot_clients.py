@@ -245,10 +245,10 @@ async def test_what_a_gateway_ended_while_it_was_cut_off_ends_when_it_is_back(de
 
 
 async def test_a_depot_that_falls_silent_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("pdrelay.depot.control_client.PING_SECONDS", 0.05)
+    monkeypatch.setattr("pdrelay.depot.keepalive.PING_SECONDS", 0.05)
 
     async def welcome_and_no_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(wire.frame(wire.Welcome("stuck", b"k" * 32)))
+        writer.write(wire.frame(wire.Welcome("stuck", b"k" * 32, "e")))
         await reader.read()
         writer.close()
 

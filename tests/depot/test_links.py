@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,8 +15,9 @@ from depot_kit import KEY, contract, intact, names, produce, until
 
 from pdrelay.cluster import certs
 from pdrelay.cluster.tls import client_context, server_context
+from pdrelay.depot import wire
 from pdrelay.depot.arena import Arena
-from pdrelay.depot.base import Transfer
+from pdrelay.depot.base import LinkState, Transfer
 from pdrelay.depot.control_client import ControlClient, connect_control
 from pdrelay.depot.engine_client import SocketEngineDepot, connect_engine
 from pdrelay.depot.hub import Hub
@@ -38,6 +40,7 @@ class Line:
         self._server: asyncio.Server | None = None
         self.passed = 0
         self.cut_after: int | None = None  # bytes
+        self.silent = False  # swallows everything
         self.address = ""
 
     async def start(self) -> None:
@@ -59,8 +62,9 @@ class Line:
                 if self.cut_after is not None and self.passed > self.cut_after:
                     self.cut_after = None
                     self.cut()
-                writer.write(data)
-                await writer.drain()
+                if not self.silent:
+                    writer.write(data)
+                    await writer.drain()
         writer.close()
         self._writers.discard(writer)
 
@@ -264,3 +268,49 @@ async def test_garbage_does_no_harm(world: World) -> None:
     control = await d.control()
     assert (await control.stats()).transfers == 0
     assert p.hub.links_up() == {"d": True}
+
+
+async def test_a_peer_that_falls_silent_is_taken_for_dead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdrelay.depot.keepalive.PING_SECONDS", 0.05)
+    p, _, line = await world.joined()
+    events: list[object] = []
+    p.hub.subscribe(events.append)
+    before = line.passed
+    await until(lambda: line.passed > before + 1000)  # some pings and their answers
+    assert events == [LinkState("d", True)]
+    line.silent = True
+    await until(lambda: p.hub.links_up() == {"d": False})
+    line.silent = False
+    await until(lambda: p.hub.links_up() == {"d": True})
+
+
+async def test_a_failed_accept_is_not_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    accept, failed = loop.sock_accept, set[socket.socket]()
+
+    async def failing_once(sock: socket.socket) -> tuple[socket.socket, object]:
+        if sock not in failed:
+            failed.add(sock)
+            raise OSError(errno.EMFILE, "too many open files")
+        return await accept(sock)
+
+    monkeypatch.setattr(loop, "sock_accept", failing_once)
+    await world.joined()
+
+
+async def test_an_engine_that_leaves_before_its_welcome_leaves_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = await world.site("p")
+    join, joined = site.hub.engine_joins, asyncio.Event()
+
+    def noted(instance: str, shape: KVContract) -> int:
+        joined.set()
+        return join(instance, shape)
+
+    monkeypatch.setattr(site.hub, "engine_joins", noted)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(site.socket))
+        sock.sendall(wire.frame(wire.Hello(kind="engine", name="e", epoch="1", contract=SHAPE)))
+    await asyncio.wait_for(joined.wait(), 5)
+    await until(lambda: not site.hub.own_contracts)

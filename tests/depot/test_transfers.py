@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from pdrelay.depot import link_messages
 from pdrelay.depot.base import Delivered, DepotEvent, DepotStats, LinkState, Offered, PageKind, Stalled, Transfer
 from pdrelay.depot.memory import MemoryDepot, MemoryEngineDepot, link
 from pdrelay.depot.receiving import LOST_PEER_SECONDS, STARVED_SECONDS
@@ -481,3 +482,59 @@ class Delivery(Chaos):
 
 Delivery.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestDelivery = Delivery.TestCase
+
+
+async def test_transfers_that_all_hold_complete_pages_and_wait_for_more_do_not_wait_for_each_other() -> None:
+    pair = Pair(pages_there=6)
+    produce(pair.prefill, "r", names(1, 2, 3, 4, 5, 11, 12, 13), SHAPE)
+    busy = pair.decode.reserve("busy", names(*range(20, 24)), [PREFIX] * 4)
+    assert None not in busy
+    await pair.control.transfer(Transfer(xfer="b", names=names(11, 12, 13), to="d"))
+    await pair.control.demote("b")
+    await pair.control.transfer(Transfer(xfer="a", names=names(1, 2, 3, 4, 5), to="d"))
+    pair.decode.release("busy")
+    assert pair.d.hub.index.match(names(11, 12)) == 2
+    assert pair.d.hub.index.match(names(1, 2, 3, 4, 5)) == 4, "the room is full, and both wait"
+    for _ in range(3):
+        pair.advance(STARVED_SECONDS)
+    assert Delivered("a") in pair.take_events()
+    await pair.control.end("a")
+    assert Delivered("b") in pair.take_events(), "what it let go was sent once more"
+    assert pair.d.hub.index.match(names(11, 12, 13)) == 3
+    pair.check_nothing_is_held()
+
+
+async def test_a_page_that_is_wanted_anew_while_it_is_under_way_is_sent_again() -> None:
+    pair = Pair(stepped=True)
+    produce(pair.prefill, "r", names(1), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(1), to="d"))
+    while pair.link.deliver_message():
+        pass
+    source = pair.p.hub.senders
+    batch = source.next_batch("d", 1 << 20, 0.0)
+    assert batch is not None
+    source.on_message("d", link_messages.Wants("x", [link_messages.Want(name(1), 0, b"")]))
+    source.outbox.written(batch)
+    source.outbox.acknowledged(batch)  # the receiver had given the page up when it came
+    assert pair.link.deliver_batch()
+    while pair.link.step():
+        pass
+    assert Delivered("x") in pair.take_events()
+    await pair.control.end("x")
+    while pair.link.step():
+        pass
+    pair.check_nothing_is_held()
+
+
+async def test_room_is_looked_for_while_a_lost_peers_transfers_end() -> None:
+    pair = Pair(pages_there=2)
+    q = MemoryDepot("q", 8 * SHAPE.page_bytes, clock=lambda: pair.now)
+    other = link(q, pair.d)
+    await q.control().transfer(Transfer(xfer="unborn", names=names(1, 2), to="d"))
+    produce(pair.prefill, "r", names(3), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(3), to="d"))
+    other.cut()
+    pair.advance(LOST_PEER_SECONDS)
+    assert Delivered("x") in pair.take_events()
+    await pair.control.end("x")
+    pair.check_nothing_is_held()

@@ -64,7 +64,8 @@ async def engine(tmp_path: Path, tls: Path, eventually):
 
 
 def start(config: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pdrelay.cli.main", "engine", "--config", str(config), "--name", "engine"]
+    command = [sys.executable, "-m", "pdrelay.cli.main", "engine", "--emulated"]
+    command += ["--config", str(config), "--name", "engine"]
     with config.with_name("stderr").open("w") as stderr:
         return subprocess.Popen(command, stderr=stderr)
 
@@ -92,8 +93,6 @@ def deployment(address: str, tls: Path) -> str:
     roles = ["prefill", "decode"]
     ranks = [{{ host = "h" }}]
     listen = "{address}"
-    engine = "emulated"
-    profile = "{shipped("tiny-emulated")}"
     """
 
 

@@ -60,7 +60,7 @@ class FakeStream:
             token_ids=self.sent,
         )
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, complete: bool = False) -> None:
         self.closed.set()
 
 

@@ -95,6 +95,8 @@ class ScriptedDepot:
     def __init__(self):
         self.open, self.demoted, self.ended = set(), [], []
         self.lost_stats = False
+        self.stats_come = asyncio.Event()
+        self.stats_come.set()
 
     async def transfer(self, transfer):
         self.open.add(transfer.xfer)
@@ -109,6 +111,7 @@ class ScriptedDepot:
         return TransferStats(sent=7, saved=5)
 
     async def transfer_stats(self, xfer):
+        await self.stats_come.wait()
         if self.lost_stats:
             raise DepotUnavailableError("connection lost")
         return TransferStats(sent=3, saved=5)

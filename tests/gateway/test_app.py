@@ -225,6 +225,10 @@ async def test_health(client: httpx.AsyncClient, generator: FakeGenerator) -> No
     assert (response.status_code, response.json()[0]["detail"]) == (503, "connection refused")
     generator.states.append(InstanceState("p1", "a", ["prefill"], True, ""))
     assert (await client.get("/health")).status_code == 200
+    generator.states[1] = InstanceState("r0", "a", ["relay"], False, "connection refused")
+    assert (await client.get("/health")).status_code == 200  # what has no relay goes P-MD
+    generator.states[2] = InstanceState("m0", "a", ["decode"], False, "connection refused")
+    assert (await client.get("/health")).status_code == 503
     generator.states.clear()
     assert (await client.get("/health")).status_code == 503
 
@@ -233,6 +237,7 @@ async def test_metrics(client: httpx.AsyncClient, words: str, generator: FakeGen
     await client.post(COMPLETION, json={"prompt": "hi", "stream": True})
     await client.post(COMPLETION, json={"prompt": "hi", "n": 2})
     shown = (await client.get("/metrics")).text
+    assert "_created" not in shown
     total = len(generator.streams[0].sent)
     for line in (
         'requests_total{endpoint="completion",pipeline="p_rld_md",status="200"} 1.0',
@@ -243,7 +248,7 @@ async def test_metrics(client: httpx.AsyncClient, words: str, generator: FakeGen
         'generation_tokens_total{tier="relay"} 4.0',
         f'generation_tokens_total{{tier="main"}} {total - 5}.0',
         "wan_bytes_total 1000.0",
-        "wan_bytes_saved_total 200.0",
+        "wan_saved_bytes_total 200.0",
         'handoffs_total{mode="one_shot"} 1.0',
         "time_to_first_token_seconds_count 1.0",
         "time_to_second_token_seconds_count 1.0",

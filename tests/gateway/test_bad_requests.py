@@ -205,3 +205,12 @@ async def test_unknown_address_and_method(client: httpx.AsyncClient) -> None:
     missing, wrong = await client.get("/v1/embeddings"), await client.get(CHAT)
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+async def test_a_template_that_writes_nothing_is_told(
+    client: httpx.AsyncClient, generator: FakeGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pdrelay.gateway.text.Text.render", lambda *_: "")
+    status, error = await error_of(client, CHAT, {"messages": MESSAGES})
+    assert (status, error["param"]) == (400, "messages")
+    assert not generator.requests

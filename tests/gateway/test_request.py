@@ -1,5 +1,7 @@
 """The request's life, with every event in the test's hand."""
 
+import asyncio
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +75,40 @@ async def test_pages_still_under_way_are_demoted_not_dropped():
         await scene.run.aclose()
         assert scene.depot.demoted == ["r-1"]
         assert (await scene.run.trace()).wan_bytes == 3
+
+
+async def test_pages_are_demoted_also_when_the_caller_had_enough_at_a_stop_string():
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.rld.last.tokens(1, 101)
+        await scene.settle()
+        await scene.run.aclose(complete=True)
+        assert scene.depot.demoted == ["r-1"]
+
+
+async def test_pages_are_demoted_also_when_closing_is_cancelled():
+    async with Scene() as scene:
+        await scene.prefill()
+        scene.rld.last.tokens(1, 101, last=True)
+        scene.rld.last.finished("stop")
+        await scene.settle()
+        scene.depot.stats_come.clear()
+        closing = asyncio.create_task(scene.run.aclose())
+        await scene.settle()
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert scene.depot.demoted == ["r-1"]
+
+
+async def test_a_relay_that_went_down_since_placement_is_done_without():
+    scene = Scene()
+    scene.rld.down = True
+    async with scene:
+        await scene.prefill()
+        scene.md.last.opened()
+        await scene.settle()
+        assert scene.error is None
+        assert scene.md.last.takeovers == [[100]]
 
 
 async def test_token_zero_can_end_the_request():

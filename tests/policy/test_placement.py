@@ -18,7 +18,7 @@ MD = instance("md-0", "dc-b", Role.DECODE)
 
 
 def request(held=0, forced=None):
-    return RequestView(100, 50, {"md-0": held}, 1.0, forced)
+    return RequestView(100, {"md-0": held}, forced)
 
 
 def place(policy, request, *instances, down=""):

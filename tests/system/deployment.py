@@ -91,8 +91,8 @@ class Deployment:
         self._revived.clear()
 
     def healthy(self) -> bool:
-        """Whether every role is served."""
-        return httpx.get(f"{self.url}/health").status_code == 200
+        """Whether every instance is healthy."""
+        return all(row["healthy"] for row in httpx.get(f"{self.url}/health").json())
 
     def complete(self, prompt: str | list[int], max_tokens: int = 32, **options) -> Answer:
         """Streams one completion to its end."""

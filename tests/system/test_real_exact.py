@@ -68,8 +68,12 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="module")
-def cases(model) -> list[list[int]]:
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+def tokenizer(model) -> Tokenizer:
+    return Tokenizer.from_file(str(model / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def cases(tokenizer) -> list[list[int]]:
     return prompts(tokenizer, 40, 5, 300) + prompts(tokenizer, 10, 350, 2000)
 
 
@@ -107,7 +111,7 @@ def mode_of(index: int) -> str:
 
 
 @pytest.mark.parametrize("pipeline", ["p_rld_md", "p_md"])
-def test_greedy_output_equals_one_instance(trio, cases, reference, pipeline):
+def test_greedy_output_equals_one_instance(trio, cases, reference, pipeline, tokenizer):
     def ask(index):
         forced = {"pipeline": pipeline}
         if pipeline == "p_rld_md":
@@ -119,6 +123,7 @@ def test_greedy_output_equals_one_instance(trio, cases, reference, pipeline):
     for index, answer in enumerate(answers):
         assert answer.error is None, f"case {index}: {answer.error}"
         assert answer.indices == sorted(set(answer.indices))
+        assert answer.text == tokenizer.decode(answer.ids), "what the user saw is what the trace says"
         assert answer.ids == reference[index], f"case {index}, {len(cases[index])} tokens, trace {answer.trace}"
         if pipeline == "p_rld_md":
             assert answer.trace["handoff_index"] == seam(index, cases[index])

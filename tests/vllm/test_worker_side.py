@@ -19,10 +19,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # their own
     torch = pytest.importorskip("torch")
     pytest.importorskip("vllm")
+    from vllm.v1.outputs import KVConnectorOutput
+
     from pdrelay.engine.vllm.connector_scheduler import SchedulerSide
     from pdrelay.engine.vllm.connector_worker import WorkerSide
+    from pdrelay.engine.vllm.jobs import PUBLISH
     from pdrelay.engine.vllm.link import DepotLink
-    from pdrelay.engine.vllm.metadata import Load, PageCopy, StepOrders
+    from pdrelay.engine.vllm.metadata import DepotLost, Load, PageCopy, StepOrders
 
 pytestmark = pytest.mark.vllm
 
@@ -75,9 +78,9 @@ def test_a_page_goes_out_and_comes_back(
     engine = depot.engine("e", CONTRACT)
     (offset,) = engine.reserve("w", [PAGE], [PageKind.PREFIX])
     assert offset is not None
-    _step(worker, StepOrders(generation=1, copies=[PageCopy("w", PAGE, 2, offset)], released=["w"]))
+    _step(worker, StepOrders(epoch=depot.hub.epoch, copies=[PageCopy("w", PAGE, 2, offset)], released=["w"]))
     assert engine.lease("r", [PAGE]) == [offset]  # complete, with checksums that fit: the depot took every part
-    _step(worker, StepOrders(generation=1, zero=[2], loads=[Load("request", [(offset, 4)])]))
+    _step(worker, StepOrders(epoch=depot.hub.epoch, zero=[2], loads=[Load("request", [(offset, 4)])]))
     assert _results(worker, "request") == (True, False)
     for index in range(LAYERS):
         cache = caches[f"model.layers.{index}.attn"]
@@ -87,11 +90,11 @@ def test_a_page_goes_out_and_comes_back(
 
 
 def test_a_load_that_fails_is_reported_all_the_same(worker: WorkerSide, depot: MemoryDepot) -> None:
-    _step(worker, StepOrders(generation=1, loads=[Load("outside", [(len(depot.arena), 1)])]))
+    _step(worker, StepOrders(epoch=depot.hub.epoch, loads=[Load("outside", [(len(depot.arena), 1)])]))
     assert _results(worker, "outside") == (True, True)
-    _step(worker, StepOrders(generation=0))
+    _step(worker, StepOrders())
     depot.die()
-    _step(worker, StepOrders(generation=2, loads=[Load("no depot", [(0, 1)])]))
+    _step(worker, StepOrders(epoch="next", loads=[Load("no depot", [(0, 1)])]))
     assert _results(worker, "no depot") == (True, True)
 
 
@@ -108,18 +111,9 @@ def test_a_cache_in_pieces_is_refused(depot: MemoryDepot, caches: dict[str, torc
 def test_after_a_failed_load_the_depot_is_asked_again_only_after_a_preemption(
     depot: MemoryDepot, worker: WorkerSide
 ) -> None:
-    side = SchedulerSide(
-        Settings(instance="e", depot_socket="", model="m"), DepotLink(lambda: depot.engine("e", CONTRACT)), 16
-    )
-    request = SimpleNamespace(
-        request_id="r", prompt_token_ids=list(range(40)), all_token_ids=list(range(40)), num_tokens=40, cache_salt=None,
-        lora_request=None, mm_features=[], kv_transfer_params=None, skip_reading_prefix_cache=False, num_preemptions=0,
-        num_computed_tokens=0, is_finished=lambda: False,
-    )  # fmt: skip
+    side, request = _scheduler(depot), _request()
     side.on_new_request(request)
-    names = side._jobs["r"].pages.prompt.full
-    for name, offset in zip(names, depot.engine("e", CONTRACT).reserve("w", names, [PageKind.PREFIX] * 2), strict=True):
-        _step(worker, StepOrders(generation=1, copies=[PageCopy("w", name, 1, offset)]))
+    _publish(side, depot, worker)
     assert side.matched_tokens(request, 0) == (32, True)
     assert side.matched_tokens(request, 16) == (16, True)
     assert side.matched_tokens(request, 0) == (32, True)
@@ -132,3 +126,66 @@ def test_after_a_failed_load_the_depot_is_asked_again_only_after_a_preemption(
     side.finished(request)
     assert depot.hub.stats().leases == 0
     side.close()
+
+
+def test_a_depot_restarted_behind_the_schedulers_back_is_not_written_to(depot: MemoryDepot, worker: WorkerSide) -> None:
+    (offset,) = depot.engine("e", CONTRACT).reserve("w", [PAGE], [PageKind.PREFIX])
+    assert offset is not None
+    _step(worker, StepOrders(epoch="former", copies=[PageCopy("w", PAGE, 2, offset)], loads=[Load("r", [(offset, 4)])]))
+    assert not any(depot.arena)
+    assert _results(worker, "r") == (True, True)
+    assert worker.take_lost() == DepotLost({"former"})
+    assert worker.take_lost() is None
+
+
+def test_the_scheduler_hears_of_a_loss_before_it_ends_the_requests_of_the_step(depot: MemoryDepot) -> None:
+    side = _scheduler(depot)
+    request = _request(kv_transfer_params={PUBLISH: True})
+    side.on_new_request(request)
+    side.matched_tokens(request, 0)
+    assert depot.hub.stats().reserved == 3
+    side.before_output(KVConnectorOutput(kv_connector_worker_meta=DepotLost({depot.hub.epoch})))
+    assert depot.hub.stats().reserved == 0, "others may write its pages"
+    told = side.finished(request)
+    assert told is not None
+    assert "lost" in told["pdrelay"]["error"]
+    side.close()
+
+
+def test_a_load_whose_lease_ended_under_way_counts_as_failed(depot: MemoryDepot, worker: WorkerSide) -> None:
+    side = _scheduler(depot)
+    request = _request()
+    side.on_new_request(request)
+    _publish(side, depot, worker)
+    assert side.matched_tokens(request, 0) == (32, True)
+    side.after_alloc(request, SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],)), 32)
+    side.before_output(KVConnectorOutput(kv_connector_worker_meta=DepotLost({depot.hub.epoch})))
+    output = KVConnectorOutput(finished_recving={"r"})
+    side.before_output(output)
+    assert output.failed_recving == {"r"}
+    side.worker_output(output)
+    side.finished(request)
+    side.close()
+
+
+def _scheduler(depot: MemoryDepot) -> SchedulerSide:
+    settings = Settings(instance="e", depot_socket="", model="m")
+    return SchedulerSide(settings, DepotLink(lambda: depot.engine("e", CONTRACT)), 16)
+
+
+def _request(**changes: object) -> SimpleNamespace:
+    fields: dict[str, object] = {
+        "request_id": "r", "prompt_token_ids": list(range(40)), "all_token_ids": list(range(40)), "num_tokens": 40,
+        "cache_salt": None, "lora_request": None, "mm_features": [], "kv_transfer_params": None,
+        "skip_reading_prefix_cache": False, "num_preemptions": 0, "num_computed_tokens": 0,
+        "is_finished": lambda: False,
+    }  # fmt: skip
+    return SimpleNamespace(**(fields | changes))
+
+
+def _publish(side: SchedulerSide, depot: MemoryDepot, worker: WorkerSide) -> None:
+    """The two whole pages of the prompt come to be in the depot."""
+    names, engine = side._jobs["r"].pages.prompt.full, depot.engine("e", CONTRACT)
+    for name, offset in zip(names, engine.reserve("w", names, [PageKind.PREFIX] * 2), strict=True):
+        assert offset is not None
+        _step(worker, StepOrders(epoch=depot.hub.epoch, copies=[PageCopy("w", name, 1, offset)]))

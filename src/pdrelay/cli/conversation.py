@@ -68,7 +68,9 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
-        self._http = httpx.Client(timeout=httpx.Timeout(10, read=None))
+        # The environment's web proxy may be meant for other machines, not for this one.
+        local = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
+        self._http = httpx.Client(timeout=httpx.Timeout(10, read=None), mounts=local)
 
     def close(self) -> None:
         """Ends the connection."""

@@ -22,12 +22,16 @@ from pdrelay.errors import StartError
     help="Deployment file, pdrelay.toml.",
 )
 @click.option("--name", required=True, help="Instance to run.")
+@click.option("--emulated", is_flag=True, help="Run the emulated engine, whichever the file names.")
 @click.option("--print", "print_only", is_flag=True, help="Print the command line and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print the command line as JSON: argv and environment.")
-def command(config_path: Path, name: str, print_only: bool, as_json: bool) -> None:
-    """Run the engine instance NAME of a deployment. A vLLM instance replaces this process."""
+def command(config_path: Path, name: str, emulated: bool, print_only: bool, as_json: bool) -> None:
+    """Run the engine instance NAME of a deployment. A vLLM instance replaces this process.
+
+    An emulated instance without a profile in the file takes `tiny-emulated`.
+    """
     deployment = load(config_path)
-    emulated = deployment.instance_named(name).engine == "emulated"
+    emulated = emulated or deployment.instance_named(name).engine == "emulated"
     started = _emulated_command(config_path, name) if emulated else launch.command(deployment, name)
     if as_json:
         click.echo(json.dumps({"argv": started.argv, "env": started.env}))
@@ -47,4 +51,4 @@ def command(config_path: Path, name: str, print_only: bool, as_json: bool) -> No
 
 
 def _emulated_command(config_path: Path, name: str) -> launch.Command:
-    return launch.Command(["pdrelay", "engine", "--config", str(config_path), "--name", name], {})
+    return launch.Command(["pdrelay", "engine", "--emulated", "--config", str(config_path), "--name", name], {})

@@ -15,12 +15,14 @@ import click
 def command(config: Path, as_json: bool) -> None:
     """Run the OpenAI-compatible gateway of a deployment until it is interrupted."""
     import json
+    import logging
 
     import uvloop
 
     from pdrelay.cluster.config import load
     from pdrelay.gateway.run import serve
 
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     deployment = load(config)
     url = f"http://{deployment.gateway.listen}/v1"
     click.echo(json.dumps({"url": url}) if as_json else f"serving {deployment.model.name} on {url}")

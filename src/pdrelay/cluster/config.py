@@ -13,6 +13,9 @@ from pdrelay.cluster.topology import Cluster, Host, Instance, Link, Role
 from pdrelay.cluster.units import parse_address, parse_rate, parse_size, parse_time
 from pdrelay.errors import ConfigError
 
+GATEWAY = "gateway"
+"""Name of the gateway's certificate in the fleet's TLS directory."""
+
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The model that the fleet serves. `path` holds tokenizer and weights."""
@@ -114,6 +117,7 @@ def _problems(deployment: Deployment) -> Iterable[Problem]:
     yield from _duplicates("cluster", [c.name for c in deployment.cluster])
     yield from _duplicates("host", [h.name for h in deployment.host])
     yield from _duplicates("instance", [i.name for i in deployment.instance])
+    yield from _shared_names(deployment, set(hosts))
     yield from _references(deployment, clusters, set(hosts))
     yield from _quantities(deployment)
     for index, instance in enumerate(deployment.instance):
@@ -125,6 +129,9 @@ def _problems(deployment: Deployment) -> Iterable[Problem]:
             yield f"instance[{index}].ranks[0].host", repr(instance.host), f"a host of {instance.cluster}"
         if instance.engine == "emulated" and not instance.profile:
             yield f"instance[{index}].profile", "nothing", "the profile file of an emulated engine"
+    for index, link in enumerate(deployment.link):
+        if link.connections < 1:
+            yield f"link[{index}].connections", link.connections, "at least 1"
     if not 0 <= deployment.policy.hit_threshold <= 1:
         yield "policy.hit_threshold", deployment.policy.hit_threshold, "a number from 0 to 1"
 
@@ -133,6 +140,18 @@ def _duplicates(table: str, names: list[str]) -> Iterable[Problem]:
     for index, name in enumerate(names):
         if name in names[:index]:
             yield f"{table}[{index}].name", repr(name), "a name that no other has"
+
+
+def _shared_names(deployment: Deployment, hosts: set[str]) -> Iterable[Problem]:
+    """Certificates and the holders of pages are told apart by name alone."""
+    for index, instance in enumerate(deployment.instance):
+        if instance.name in hosts:
+            yield f"instance[{index}].name", repr(instance.name), "a name that no host has"
+    tables = {"host": [h.name for h in deployment.host], "instance": [i.name for i in deployment.instance]}
+    for table, names in tables.items():
+        for index, name in enumerate(names):
+            if name in (GATEWAY, "ca"):
+                yield f"{table}[{index}].name", repr(name), f"another name than {GATEWAY!r} and 'ca'"
 
 
 def _references(deployment: Deployment, clusters: set[str], hosts: set[str]) -> Iterable[Problem]:

@@ -51,6 +51,11 @@ class EngineDepot(Protocol):
         """Key of the page names."""
         ...
 
+    @property
+    def epoch(self) -> str:
+        """Of the depot's process: offsets of one epoch mean nothing in another."""
+        ...
+
     def match(self, names: Sequence[bytes]) -> int:
         """How many leading `names` are complete here."""
         ...

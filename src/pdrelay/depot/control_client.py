@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
 from typing import TypeVar
 from uuid import uuid4
@@ -15,6 +15,7 @@ import msgspec
 
 from pdrelay.depot import wire
 from pdrelay.depot.base import DepotEvent, DepotStats, Forgotten, Removed, Stored, Transfer, TransferStats
+from pdrelay.depot.keepalive import KeepAlive
 from pdrelay.depot.sockets import Streams, dial_control, read_frame
 from pdrelay.errors import DepotUnavailableError, PdrelayError
 
@@ -23,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 MIN_BACKOFF, MAX_BACKOFF = 0.05, 2.0
 HELLO_SECONDS = 10.0
-PING_SECONDS, MAX_SILENT = 1.5, 2
-"""A depot that says nothing for so many pings in a row is taken for dead: a stopped process keeps its connections."""
 
 Dial = Callable[[], Awaitable[Streams]]
 
@@ -67,7 +66,6 @@ class ControlClient:
         self._welcome: wire.Welcome | None = None
         self._why_down = "not connected yet"
         self._connected = asyncio.Event()
-        self._heard = False  # since the last ping
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -162,6 +160,9 @@ class ControlClient:
             except asyncio.CancelledError:
                 self._down("the connection is closed")
                 raise
+            except Exception:
+                logger.exception("connection to the depot failed")
+                self._down("internal error, see the log")
             await asyncio.sleep(backoff)
             backoff = min(backoff * 2, MAX_BACKOFF)
 
@@ -173,27 +174,17 @@ class ControlClient:
                 writer.write(wire.frame(wire.Hello(kind="control", name=self._name, epoch=self._epoch)))
                 self._welcome = wire.decode_welcome(await read_frame(reader))
             self._up(writer)
-            await _first_to_end(self._keep_alive(writer), self._listen(reader))
+            alive = KeepAlive(writer, lambda: wire.frame(wire.Call(next(self._ids), wire.Ping())))
+            await alive.run(self._listen(reader, alive))
         finally:
             self._writer = None
             writer.close()
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, reader: asyncio.StreamReader, alive: KeepAlive) -> None:
         while True:
             message = wire.decode_from_depot(await read_frame(reader))
-            self._heard = True
+            alive.heard()
             self._on_message(message)
-
-    async def _keep_alive(self, writer: asyncio.StreamWriter) -> None:
-        """Raises DepotUnavailableError once nothing is heard any more."""
-        silent = 0
-        while silent < MAX_SILENT:  # counted, not timed: this process may be the one that was stopped
-            self._heard = False
-            writer.write(wire.frame(wire.Call(next(self._ids), wire.Ping())))
-            await asyncio.sleep(PING_SECONDS)
-            silent = 0 if self._heard else silent + 1
-        writer.transport.abort()  # nobody is there to say goodbye to
-        raise DepotUnavailableError(f"no answer for {MAX_SILENT * PING_SECONDS:g} s")
 
     def _up(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -254,20 +245,6 @@ class ControlClient:
     def _tell(self, request: wire.Request) -> None:
         if self._writer is not None:
             self._writer.write(wire.frame(wire.Tell(request)))
-
-
-async def _first_to_end(*parts: Coroutine[object, object, None]) -> None:
-    """Runs `parts` until one ends, then cancels the others. Raises what it ended with."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        ended = [task for task in tasks if task.done()]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in ended:
-        task.result()
 
 
 def _explain(error: BaseException) -> str:

@@ -43,13 +43,13 @@ def connect_engine(socket_path: str | Path, instance: str, contract: KVContract)
         hello = wire.Hello(kind="engine", name=instance, epoch=uuid4().hex, contract=contract)
         sock.sendall(wire.frame(hello))
         welcome, fd = _receive_welcome(sock)
+        return SocketEngineDepot(sock, map_arena(fd), welcome)
     except OSError as error:
         sock.close()
         raise DepotUnavailableError(f"no depot at {socket_path}: {error}") from error
     except BaseException:
         sock.close()
         raise
-    return SocketEngineDepot(sock, map_arena(fd), welcome)
 
 
 def _receive_welcome(sock: socket.socket) -> tuple[wire.Welcome, int]:
@@ -98,6 +98,11 @@ class SocketEngineDepot:
     def fleet_key(self) -> bytes:
         """Key of the page names."""
         return self._welcome.fleet_key
+
+    @property
+    def epoch(self) -> str:
+        """See EngineDepot."""
+        return self._welcome.epoch
 
     @property
     def depot(self) -> str:
@@ -151,7 +156,7 @@ class SocketEngineDepot:
             raise wire.rebuild(answer)
         if not isinstance(answer, wire.Reply) or answer.call != call:
             raise ProtocolError(f"expected the reply to call {call}, got {answer}")
-        return decoder.decode(answer.value)
+        return wire.decoded(decoder, answer.value)
 
     def _send(self, message: wire.ToDepot) -> None:
         if self._closed is not None:

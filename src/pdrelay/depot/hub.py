@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import count
+from uuid import uuid4
 
 from pdrelay.depot.base import (
     DepotEvent,
@@ -44,6 +45,7 @@ class Hub:
         self, name: str, arena: memoryview, fleet_key: bytes, clock: Callable[[], float], epoch_base: int = 0
     ) -> None:
         self.name, self.arena, self.fleet_key, self.clock = name, arena, fleet_key, clock
+        self.epoch = uuid4().hex
         self.index = Index(len(arena), epoch_base)
         self.contracts = Contracts(self.index)
         self.held = HeldPages()

@@ -14,6 +14,7 @@ from pdrelay.depot.base import LinkState
 from pdrelay.depot.bulk import MAX_BACKOFF, MIN_BACKOFF, Batches, BulkSender
 from pdrelay.depot.handshake import check_hello, hello_of
 from pdrelay.depot.hub import Hub
+from pdrelay.depot.keepalive import KeepAlive
 from pdrelay.depot.outbox import FlyingBatch
 from pdrelay.depot.sockets import CONNECT_SECONDS, dial_control, read_frame
 from pdrelay.errors import PdrelayError, ProtocolError
@@ -129,10 +130,16 @@ class DepotLink:
         try:
             await self._shake_hands(reader, writer)
             self._open(writer)
-            while True:
-                self._on_message(messages.decode(await read_frame(reader)))
+            alive = KeepAlive(writer, lambda: wire.frame(messages.Ping()))
+            await alive.run(self._listen(reader, alive))
         finally:
             writer.close()
+
+    async def _listen(self, reader: asyncio.StreamReader, alive: KeepAlive) -> None:
+        while True:
+            message = messages.decode(await read_frame(reader))
+            alive.heard()
+            self._on_message(message)
 
     async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hub = self._hub

@@ -98,7 +98,13 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", array_like=True):
     xfer: str
 
 
-LinkMessage = LinkHello | Contracts | Live | Offer | Demoted | Ended | Answered | Wants | Ack | Arrived | wire.Failure
+class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
+    """Asks for a sign of life; comes back as it is."""
+
+
+LinkMessage = (
+    LinkHello | Contracts | Live | Offer | Demoted | Ended | Answered | Wants | Ack | Arrived | Ping | wire.Failure
+)
 
 
 class BulkHello(msgspec.Struct, frozen=True, kw_only=True, tag="bulk", array_like=True):

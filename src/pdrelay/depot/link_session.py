@@ -39,6 +39,8 @@ class LinkSession:
         message = link.decode(body)
         if isinstance(message, link.Contracts):
             self._hub.peer_contracts(self._holder, message.contracts)
+        elif isinstance(message, link.Ping):
+            self.send(message)
         else:
             self._hub.receivers.on_message(self._peer, message)
         self._hub.settle()

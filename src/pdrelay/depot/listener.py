@@ -21,6 +21,8 @@ from pdrelay.errors import StartError
 
 logger = logging.getLogger(__name__)
 
+ACCEPT_PAUSE = 0.1  # seconds after a failure
+
 
 class TlsListener:
     """Accepts connections and hands each to the event loop or to a thread, as its first byte says."""
@@ -58,7 +60,12 @@ class TlsListener:
 
     async def _accept(self) -> None:
         while True:
-            sock, _ = await self._loop.sock_accept(self._sock)
+            try:
+                sock, _ = await self._loop.sock_accept(self._sock)
+            except OSError as error:  # be it that no more files may be opened just now
+                logger.warning("cannot accept a connection: %s", error)
+                await asyncio.sleep(ACCEPT_PAUSE)
+                continue
             task = asyncio.create_task(self._admit(sock))
             self._admissions.add(task)
             task.add_done_callback(self._admissions.discard)
@@ -90,7 +97,7 @@ class TlsListener:
             require_name(hello.depot, connection.certificate)
             return LinkSession(self._hub, hello, connection.write, self._sessions)
         session = open_session(self._hub, hello, arena_fd=None)
-        connection.write(wire.frame(wire.Welcome(self._hub.name, self._hub.fleet_key)))
+        connection.write(wire.frame(wire.Welcome(self._hub.name, self._hub.fleet_key, self._hub.epoch)))
         return session
 
     # Bulk

@@ -90,6 +90,11 @@ class MemoryEngineDepot:
         return self._depot.hub.fleet_key
 
     @property
+    def epoch(self) -> str:
+        """See EngineDepot."""
+        return self._depot.hub.epoch
+
+    @property
     def depot(self) -> str:
         """The depot's name."""
         return self._depot.hub.name

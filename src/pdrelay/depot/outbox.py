@@ -58,6 +58,7 @@ class FlyingRun(NamedTuple):
 
     sending: Sending
     page: Page
+    wanted: Wanted
     epoch: int
     first: int
     parts: int
@@ -141,7 +142,7 @@ class Outbox:
     def _landed(self, batch: FlyingBatch) -> Iterable[tuple[FlyingRun, Wanted]]:
         for run in batch.runs:
             wanted = run.sending.wanted.get(run.page.name)
-            if wanted is not None and wanted.epoch == run.epoch:
+            if wanted is run.wanted and wanted.epoch == run.epoch:
                 wanted.flying &= ~run.bits
                 yield run, wanted
 
@@ -155,7 +156,7 @@ class Outbox:
             first = (ready & -ready).bit_length() - 1
             length = (~(ready >> first) & (ready >> first) + 1).bit_length() - 1
             count = min(length, max(1, (room - taken) // page.layout.part_bytes))
-            run = FlyingRun(sending, page, page.epoch, first, count)
+            run = FlyingRun(sending, page, wanted, page.epoch, first, count)
             self._index.hold(page)
             runs.append(run)
             wanted.flying |= run.bits

@@ -51,6 +51,7 @@ class Receiving:
     background: bool
     lacking: dict[bytes, None] = field(default_factory=dict)  # neither here nor held by the addressee
     arrived: bool = False
+    yielded: bool = False  # its complete pages are not pinned: an older one needs their room
 
     @property
     def key(self) -> tuple[str, str]:
@@ -178,12 +179,13 @@ class Receivers:
 
     def pump(self) -> None:
         """Asks for what is lacking and has room. Call when room, peers, contracts or writers changed."""
-        for receiving in sorted(self._live.values(), key=lambda receiving: receiving.background):
+        for receiving in self._in_turn():
             if receiving.lacking and receiving.peer in self._send and not self._reserve(receiving):
                 return
 
     def _reserve(self, receiving: Receiving) -> bool:
         """Reserves and wants what is absent; False when room ran out and younger transfers must wait."""
+        self._pin(receiving)
         layout = self._layout(receiving)
         absent = [name for name in receiving.lacking if self._index.get(name) is None and name not in self._fetches]
         if layout is None or not absent:
@@ -201,18 +203,37 @@ class Receivers:
         return len(absent) * size > self._index.capacity  # what can never fit must not stop the others
 
     def _watch_room(self, now: float) -> None:
-        """Breaks a deadlock: the sender's arena is full of a transfer that waits for room here, which another holds
-        whose pages find no room there. The other comes last from now on."""
+        """Breaks two deadlocks. The sender's arena is full of a transfer that waits for room here, which another holds
+        whose pages find no room there: the other comes last from now on. Or the room is full of complete pages of
+        transfers that all wait for more: all but the first let theirs go."""
         received, since = self._moved
         if received != self.received_bytes or not self._waits_for_room():
             self._moved = self.received_bytes, now
         elif now - since >= STARVED_SECONDS:
             self._moved = received, now
-            for name, fetch in list(self._fetches.items()):
-                if not fetch.page.have:
-                    receiving = fetch.receiving
-                    self._live[receiving.key] = self._live.pop(receiving.key)
-                    self._index.give_up(receiving.owner, [name])
+            open_ = [(name, fetch) for name, fetch in self._fetches.items() if not fetch.page.dropped]
+            unfilled = [(name, fetch) for name, fetch in open_ if not fetch.page.have]
+            for name, fetch in unfilled:
+                receiving = fetch.receiving
+                self._live[receiving.key] = self._live.pop(receiving.key)
+                self._index.give_up(receiving.owner, [name])
+            if not unfilled:
+                self._yield_room()
+
+    def _yield_room(self) -> None:
+        for receiving in [r for r in self._in_turn() if r.lacking and r.peer in self._send][1:]:
+            if not receiving.arrived:
+                receiving.yielded = True
+                complete = [name for name in receiving.names if self._index.complete(name)]
+                self._index.unpin(receiving.owner, complete)
+
+    def _pin(self, receiving: Receiving) -> None:
+        if receiving.yielded:
+            receiving.yielded = False
+            self._index.pin(receiving.owner, receiving.names)
+
+    def _in_turn(self) -> list[Receiving]:
+        return sorted(self._live.values(), key=lambda receiving: receiving.background)
 
     def _waits_for_room(self) -> bool:
         return any(self._index.get(name) is None for receiving in self._live.values() for name in receiving.lacking)
@@ -280,7 +301,11 @@ class Receivers:
     # What happens to pages here
 
     def on_changes(self, changes: Changes) -> None:
-        """Pages came or were lost, from whatever source."""
+        """Pages came, went or were lost, from whatever source."""
+        for name in changes.removed:
+            for receiving in self._by_name.get(name, ()):
+                if not self._available(receiving, name):
+                    receiving.lacking[name] = None
         for name in changes.completed:
             self._close(name)
             for receiving in list(self._by_name.get(name, ())):
@@ -317,6 +342,7 @@ class Receivers:
     def _check_arrived(self, receiving: Receiving) -> None:
         if not receiving.lacking and not receiving.arrived:
             receiving.arrived = True
+            self._pin(receiving)
             self._tell(receiving, link.Arrived(receiving.offer.xfer))
 
     def _tell(self, receiving: Receiving, message: link.LinkMessage) -> None:

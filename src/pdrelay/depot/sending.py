@@ -162,8 +162,8 @@ class Senders:
         for want in wants:
             parts = link.unpack_bits(want.parts) if want.parts else -1
             known = sending.wanted.get(want.name)
-            if known is None:
-                if self._by_name.get(want.name) and sending in self._by_name[want.name]:
+            if known is None or not want.epoch:  # the receiver starts anew, and knows nothing of what is under way
+                if sending in self._by_name.get(want.name, ()):
                     sending.wanted[want.name] = Wanted(want.epoch, parts)
             elif known.epoch == want.epoch:
                 known.missing |= parts

@@ -14,7 +14,7 @@ from pdrelay.depot.arena import Arena
 from pdrelay.depot.connection import FrameProtocol, Handler
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.sessions import open_session
-from pdrelay.errors import StartError
+from pdrelay.errors import ProtocolError, StartError
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +63,13 @@ class DepotServer:
     def _open(self, body: bytes, connection: FrameProtocol) -> Handler:
         hello = wire.decode_hello(body)
         session = open_session(self.hub, hello, self.arena.fd)
-        welcome = wire.frame(wire.Welcome(self.hub.name, self.hub.fleet_key))
+        welcome = wire.frame(wire.Welcome(self.hub.name, self.hub.fleet_key, self.hub.epoch))
         if hello.kind == "engine":
-            connection.write_with_fd(welcome, self.arena.fd)
+            try:
+                connection.write_with_fd(welcome, self.arena.fd)
+            except OSError as error:
+                session.close()
+                raise ProtocolError("the engine left before its welcome") from error
         else:
             connection.write(welcome)
         return session

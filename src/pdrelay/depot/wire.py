@@ -47,6 +47,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", array_like=True):
 
     depot: str
     fleet_key: bytes
+    epoch: str  # of the depot's process
 
 
 # Requests: one for each method of EngineDepot and DepotControl, its arguments as fields.

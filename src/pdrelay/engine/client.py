@@ -86,7 +86,7 @@ class WebSocketEngine:
         """
         if not self._status.healthy:
             raise EngineUnavailableError(f"engine {self._instance}: {self._status.detail}")
-        assert request.sid not in self._sessions, f"sid {request.sid} is in use"
+        assert request.sid not in self._sessions, f"INV-SESSION-2: sid {request.sid} is in use"
         session = SessionHandle(request.sid, self._send, self._forget)
         self._sessions[request.sid] = session
         self._send(request)

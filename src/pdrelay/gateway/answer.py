@@ -117,7 +117,7 @@ class Answer:
     async def _final_trace(self) -> Trace | None:
         """The trace, if wanted. Closing first makes it complete, and frees engines when a stop string ended it."""
         if self._output.stopped or self._wanted.trace:
-            await self._stream.aclose()
+            await self._stream.aclose(complete=True)
         return await self._stream.trace() if self._wanted.trace else None
 
     def _usage(self) -> Usage:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from pdrelay.cluster.topology import Role
 from pdrelay.errors import RequestError
 from pdrelay.gateway.answer import CLIENT_GONE, Answer
 from pdrelay.gateway.base import Generator, InstanceState
@@ -63,9 +64,9 @@ class FrontEnd:
         return _json(self._card())
 
     async def health(self, request: Request) -> Response:
-        """GET /health: the instances; 503 unless every role has a healthy one."""
+        """GET /health: the instances; 503 when no request can be served."""
         states = self._generator.health()
-        return _json([state._asdict() for state in states], 200 if _all_roles_healthy(states) else 503)
+        return _json([state._asdict() for state in states], 200 if _can_serve(states) else 503)
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
@@ -133,10 +134,10 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _all_roles_healthy(states: list[InstanceState]) -> bool:
-    roles = {role for state in states for role in state.roles}
+def _can_serve(states: list[InstanceState]) -> bool:
+    """Whether some instance prefills and some decodes. A relay only hides the line: what it lacks goes P-MD."""
     served = {role for state in states if state.healthy for role in state.roles}
-    return bool(roles) and roles == served
+    return {Role.PREFILL.value, Role.DECODE.value} <= served
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

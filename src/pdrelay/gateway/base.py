@@ -107,8 +107,11 @@ class TokenStream(Protocol):
         """What happened so far."""
         ...
 
-    async def aclose(self) -> None:
-        """Ends every leg and lease of the request. Idempotent; safe at any moment."""
+    async def aclose(self, *, complete: bool = False) -> None:
+        """Ends every leg and lease of the request. Idempotent; safe at any moment.
+
+        `complete`: the caller has all it wanted, as at a stop string; pages go where the next turn needs them.
+        """
         ...
 
 

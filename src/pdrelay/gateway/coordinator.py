@@ -13,7 +13,7 @@ from pdrelay.cluster.units import parse_rate, parse_size, parse_time
 from pdrelay.depot.base import DepotControl, Forgotten, LinkState, Removed, Stalled, Stored
 from pdrelay.engine.base import Engine
 from pdrelay.engine.messages import Hello
-from pdrelay.errors import PlacementError, RequestError
+from pdrelay.errors import DepotUnavailableError, PlacementError, RequestError
 from pdrelay.gateway.base import GenerationRequest, InstanceState
 from pdrelay.gateway.index import PageIndex
 from pdrelay.gateway.legs import Notice
@@ -62,12 +62,9 @@ class Coordinator:
         snapshot = self._snapshot()
         pages = self._name_pages(request)
         held = {name: self._held_tokens(name, pages) for name in self._instances}
-        hello = self._hellos()[0]
         view = RequestView(
             prompt_tokens=len(request.prompt),
-            max_tokens=request.sampling.max_tokens,
             held=held,
-            bytes_per_token=hello.page_bytes / hello.page_tokens,
             forced=request.debug.pipeline,
         )
         self._policy_state, placement = self._policy.place(self._policy_state, view, snapshot, time.monotonic())
@@ -100,8 +97,7 @@ class Coordinator:
             await run.aclose()
         for task in self._listeners:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._listeners, return_exceptions=True)
         for engine in self._engines.values():
             await engine.aclose()
         for depot in self._depots.values():
@@ -117,9 +113,16 @@ class Coordinator:
         if not hellos:
             details = ", ".join(f"{state.instance}: {state.detail}" for state in self.health())
             raise PlacementError(f"no engine has been reached yet ({details})")
-        depot = next(iter(self._depots.values()))
-        scope = Scope(*hellos[0].model_scope, cache_salt=request.cache_salt)
-        return prompt_pages(request.prompt, hellos[0].page_tokens, root(scope, depot.fleet_key), depot.fleet_key)
+        key, scope = self._fleet_key(), Scope(*hellos[0].model_scope, cache_salt=request.cache_salt)
+        return prompt_pages(request.prompt, hellos[0].page_tokens, root(scope, key), key)
+
+    def _fleet_key(self) -> bytes:
+        """The same at every depot: from any that has been reached."""
+        for depot in self._depots.values():
+            with suppress(DepotUnavailableError):
+                return depot.fleet_key
+        details = ", ".join(f"{host}: {depot.trouble}" for host, depot in self._depots.items())
+        raise PlacementError(f"no depot has been reached yet ({details})")
 
     def _held_tokens(self, instance: str, pages: PromptPages) -> int:
         host = self._instances[instance].host

@@ -59,6 +59,9 @@ class Preparer:
             prompt = await self._chat_prompt(request, limits)
         else:
             prompt = await self._completion_prompt(request, limits)
+        if not prompt:
+            field = "messages" if isinstance(request, ChatRequest) else "prompt"
+            raise RequestError("The prompt is empty: send at least one token.", param=field)
         sampling = sampling_for(request, len(prompt), limits, self._text.defaults)
         generation = GenerationRequest(request_id, arrival, prompt, sampling, request.cache_salt, debug)
         return Prepared(generation, _wanted(request), self._output(request, generation))
@@ -87,8 +90,6 @@ class Preparer:
             prompt = await self._encode(prompt, request, limits)
         else:
             check_token_ids("prompt", prompt, limits.vocab_size)
-        if not prompt:
-            raise RequestError("prompt is empty: send at least one token.", param="prompt")
         return prompt
 
     async def _encode(self, text: str, request: ChatRequest | CompletionRequest, limits: Limits) -> list[int]:

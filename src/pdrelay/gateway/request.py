@@ -109,16 +109,17 @@ class RequestRun:
         trace.token_ids = list(splice.tokens)
         return trace
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, complete: bool = False) -> None:
         """Ends every leg and lease. What a relay finished alone still lands its pages at main decode."""
         if self._closed:
             return
         self._closed = True
         self._on_close()
+        ended = self.finish is not None or (complete and self._prefill is None)
         for leg in (self._prefill, self._relay, self._main):
             if leg is not None:
                 leg.close()
-        await self._end_transfer(keep_sending=self.finish is not None and not self._main_is_ready())
+        await self._end_transfer(keep_sending=ended and not self._main_is_ready())
 
     # ---- start ----
 
@@ -127,7 +128,8 @@ class RequestRun:
         await self._open_transfer()
         self._prefill = Leg(Tier.PREFILL, route.prefill, self._open(Tier.PREFILL), self._inbox)
         if route.placement.pipeline is Pipeline.P_RLD_MD:
-            self._open_relay(self._pages.names)
+            with suppress(EngineUnavailableError):  # it went down since the request was placed
+                self._open_relay(self._pages.names)
         if self._relay is None:
             self._open_main(self._pages.names)
         else:
@@ -366,10 +368,12 @@ class RequestRun:
         self._transfer_open = False
         xfer, depot = self.request.request_id, self.route.depot
         if keep_sending and self.route.main_depot is not None:
-            with suppress(DepotUnavailableError):
-                self._stats = await depot.transfer_stats(xfer)
-            with suppress(DepotUnavailableError):
-                await depot.demote(xfer)
+            try:
+                with suppress(DepotUnavailableError):
+                    self._stats = await depot.transfer_stats(xfer)
+            finally:  # also when cancelled: nobody comes back to this transfer
+                with suppress(DepotUnavailableError):
+                    await depot.demote(xfer)
             return
         with suppress(DepotUnavailableError):  # then it ends with the connection, or when that is back
             self._stats = await depot.end(xfer)

@@ -17,7 +17,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts. The details are null when a stop string ended the output before engines reported them."""
+    """Token counts. `cached_tokens` is 0 until prefill has reported it."""
 
     prompt_tokens: int
     completion_tokens: int

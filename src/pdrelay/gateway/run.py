@@ -8,7 +8,7 @@ from pathlib import Path
 
 import uvicorn
 
-from pdrelay.cluster.config import Deployment
+from pdrelay.cluster.config import GATEWAY, Deployment
 from pdrelay.cluster.tls import client_context
 from pdrelay.cluster.topology import Host, Instance
 from pdrelay.cluster.units import parse_address
@@ -21,14 +21,11 @@ from pdrelay.gateway.coordinator import Coordinator
 from pdrelay.gateway.serve import server_config
 from pdrelay.gateway.text import load_text
 
-CERTIFICATE = "gateway"
-"""Name of the gateway's certificate in the fleet's TLS directory."""
-
 
 @asynccontextmanager
 async def coordinator(deployment: Deployment) -> AsyncIterator[Coordinator]:
     """A coordinator connected to every engine and depot of `deployment`."""
-    tls = client_context(deployment.tls.directory, CERTIFICATE)
+    tls = client_context(deployment.tls.directory, GATEWAY)
     engines: dict[str, Engine] = {
         instance.name: WebSocketEngine(instance.name, _engine_address(instance), tls, server_name=instance.name)
         for instance in deployment.instance

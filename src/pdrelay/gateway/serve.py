@@ -12,7 +12,7 @@ def server_config(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
     """The server's settings; `port` 0 takes a free one.
 
     Both event loops of Python set TCP_NODELAY on the sockets that they accept, so a token is not held back until the
-    client has acknowledged the one before (tests/gateway/test_server.py holds it).
+    client has acknowledged the one before (tests/gateway/test_gateway_server.py holds it).
     """
     return uvicorn.Config(
         app,

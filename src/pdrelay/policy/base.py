@@ -39,7 +39,6 @@ class LinkView(NamedTuple):
 
     rate: float  # bytes per second
     rtt: float  # seconds
-    queued: int = 0  # bytes offered and not yet delivered
     down: str = ""  # why it carries nothing now; empty while it works
 
 
@@ -59,9 +58,7 @@ class RequestView(NamedTuple):
     """A request as a policy sees it. `held` maps an instance to the prompt tokens that it or its depot holds."""
 
     prompt_tokens: int
-    max_tokens: int
     held: Mapping[str, int]
-    bytes_per_token: float
     forced: Pipeline | None = None  # debug control
 
     def hit_rate(self, instance: str) -> float:

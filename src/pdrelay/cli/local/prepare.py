@@ -77,5 +77,5 @@ def _model(settings: Settings, tell: Tell) -> Demo:
 
 def _certify(deployment: Deployment) -> None:
     """Certificates where there are none; those of a given file stay as they are when they are good."""
-    names = [*(h.name for h in deployment.host), *(i.name for i in deployment.instance), "gateway"]
+    names = [*(h.name for h in deployment.host), *(i.name for i in deployment.instance), config.GATEWAY]
     certs.ensure(Path(deployment.tls.directory), names)

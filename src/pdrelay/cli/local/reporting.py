@@ -15,7 +15,6 @@ from pdrelay.cli.local.rundir import PartState, RunDirectory, RunState, exit_tex
 from pdrelay.cluster.units import parse_address
 
 _SAMPLE = re.compile(r"(pdrelay_\w+(?:\{[^}]*\})?) (\S+)")
-_HIDDEN = re.compile(r"_(created|bucket)\b")
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -76,9 +75,9 @@ async def _get(address: str, path: str) -> bytes:
 
 
 def _counters(text: bytes) -> dict[str, float]:
-    """Samples of Prometheus text whose names are ours, without histograms' buckets."""
+    """Samples of Prometheus text whose names are ours."""
     rows = (_SAMPLE.fullmatch(line) for line in text.decode(errors="replace").splitlines())
-    return {row[1]: float(row[2]) for row in rows if row is not None and not _HIDDEN.search(row[1])}
+    return {row[1]: float(row[2]) for row in rows if row is not None}
 
 
 def _print(report: Report) -> None:

@@ -27,6 +27,9 @@ from pdrelay.engine.server import SessionServer
 from pdrelay.errors import DepotUnavailableError, StartError
 from pdrelay.perf import profile as profiles
 
+DEFAULT_PROFILE = "tiny-emulated"
+"""Of an instance that the deployment file has run on vLLM."""
+
 DEPOT_PATIENCE = 10.0
 """Seconds that the engine's start waits for the depot."""
 
@@ -54,7 +57,7 @@ async def _serve(deployment: Deployment, instance: Instance) -> None:
 @contextlib.asynccontextmanager
 async def _backend(deployment: Deployment, instance: Instance) -> AsyncIterator[EmulatedBackend]:
     model, socket_path = deployment.model, deployment.host_named(instance.host).socket
-    profile = profiles.load(Path(instance.profile))
+    profile = profiles.load(Path(instance.profile) if instance.profile else profiles.shipped(DEFAULT_PROFILE))
     contract = profile.contract(model.name, model.revision)
 
     def connect() -> EngineDepot:

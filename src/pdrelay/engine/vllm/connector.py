@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
@@ -122,6 +123,10 @@ class PdrelayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """See `WorkerSide.take_results`."""
         return self.worker_side.take_results()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """See `WorkerSide.take_lost`."""
+        return self.worker_side.take_lost()
 
     def shutdown(self) -> None:
         """Ends the connection to the depot."""

@@ -3,6 +3,7 @@
 INV-CONN-1: a request holds leases only until its load ended, reservations only until it ended.
 INV-CONN-2: a request that waits for room in the arena holds nothing there.
 INV-CONN-3: vLLM loads exactly the tokens that the lease covers.
+INV-CONN-4: a load counts only if its lease lasted until it was reported.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pdrelay.engine.vllm import publishing
 from pdrelay.engine.vllm.held import HeldPages
 from pdrelay.engine.vllm.jobs import PUBLISH, Job, Lease, report
 from pdrelay.engine.vllm.link import DepotLink
-from pdrelay.engine.vllm.metadata import Load, StepOrders
+from pdrelay.engine.vllm.metadata import DepotLost, Load, StepOrders
 from pdrelay.engine.vllm.pages import Naming, RequestPages
 from pdrelay.engine.vllm.settings import Settings
 from pdrelay.errors import ArenaFullError, DepotError, DepotUnavailableError
@@ -111,8 +112,18 @@ class SchedulerSide:
                 self._step(depot, job, blocks[0], start, start + tokens)
         self._report_held()
         orders, self._orders = self._orders, StepOrders()
-        orders.generation = self._generation if self._depot() is not None else 0
+        depot = self._depot()
+        orders.epoch = depot.epoch if depot is not None else ""
         return orders
+
+    def before_output(self, output: KVConnectorOutput) -> None:
+        """A step ended, and vLLM has not looked at its output yet: requests that end with it must be told of losses."""
+        lost, depot = output.kv_connector_worker_meta, self._depot()
+        if isinstance(lost, DepotLost) and depot is not None and depot.epoch in lost.epochs:
+            # Once the connection closes, the depot drops all reservations: others can write those pages.
+            self._lost(DepotUnavailableError("a worker lost its connection"))
+        void = {job.request.request_id for job in self._jobs.values() if job.void}
+        output.failed_recving = output.failed_recving | (void & (output.finished_recving or set()))
 
     def worker_output(self, output: KVConnectorOutput) -> None:
         """Loads ended, well or not."""
@@ -120,7 +131,7 @@ class SchedulerSide:
             job = self._jobs.get(request_id)
             if job is None:
                 continue
-            job.loading = False
+            job.loading = job.void = False
             if request_id in output.failed_recving:
                 job.failed_at, job.counted = job.request.num_preemptions, False
             self._end_lease(job)
@@ -201,7 +212,7 @@ class SchedulerSide:
         if (depot := self._depot()) is not None:
             try:
                 depot.release(job.load_owner)
-            except DepotUnavailableError as error:
+            except DepotError as error:
                 self._lost(error)
 
     # Publishing
@@ -257,7 +268,7 @@ class SchedulerSide:
         if changes.added or changes.removed:
             try:
                 depot.report_held(changes.added, changes.removed)
-            except DepotUnavailableError as error:
+            except DepotError as error:
                 self._lost(error)
 
     # The depot

@@ -2,6 +2,7 @@
 
 INV-COPY-1: a part's checksum is taken from the arena after the copy, and the part is published after that.
 INV-COPY-2: every load that was ordered is reported as received exactly once, failed or not.
+INV-COPY-3: offsets are used only in the arena that they were given for.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from vllm.model_executor.models.utils import extract_layer_index
 from xxhash import xxh3_64_intdigest
 
 from pdrelay.depot.base import EngineDepot, Part
-from pdrelay.engine.vllm.metadata import Load, PageCopy, StepOrders
-from pdrelay.errors import ConfigError, ContractError, DepotError
+from pdrelay.engine.vllm.metadata import DepotLost, Load, PageCopy, StepOrders
+from pdrelay.errors import ConfigError, ContractError, DepotError, DepotUnavailableError
 from pdrelay.kv.contract import KVContract
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class WorkerSide:
 
     def __init__(self, connect: Callable[[], EngineDepot], contract: KVContract) -> None:
         self._connect, self._contract = connect, contract
-        self._generation = 0
+        self._epoch = ""  # of the depot that it is connected to
+        self._lost: set[str] = set()
         self._depot: EngineDepot | None = None
         self._arena: torch.Tensor | None = None
         self._layers: dict[str, tuple[int, torch.Tensor]] = {}
@@ -55,7 +57,7 @@ class WorkerSide:
     def begin_step(self, orders: StepOrders) -> None:
         """Before the forward pass."""
         self._orders = orders
-        self._follow(orders.generation)
+        self._follow(orders.epoch)
         for block in orders.zero:
             for _, parts in self._layers.values():
                 parts[block].zero_()
@@ -89,6 +91,11 @@ class WorkerSide:
             received, self._received = self._received, set()
             failed, self._failed = self._failed, set()
         return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
+
+    def take_lost(self) -> DepotLost | None:
+        """Depots that could not be told what they should have been since the last call."""
+        lost, self._lost = self._lost, set()
+        return DepotLost(lost) if lost else None
 
     def close(self) -> None:
         """The worker ends."""
@@ -147,25 +154,28 @@ class WorkerSide:
         if parts.is_cuda:
             torch.cuda.current_stream().synchronize()
 
-    def _follow(self, generation: int) -> None:
-        """Connects anew when the scheduler's side did: its offsets belong to the new depot's arena."""
-        if generation in (0, self._generation):
+    def _follow(self, epoch: str) -> None:
+        """Connects to the depot that the scheduler's side is connected to."""
+        if epoch in ("", self._epoch):
             return
         self._drop()
-        self._generation = generation
+        self._epoch = epoch
         try:
             self._depot = self._connect()
+            if self._depot.epoch != epoch:  # INV-COPY-3
+                raise DepotUnavailableError("it was restarted once more")
         except (DepotError, ContractError) as error:
-            _log.error("depot cannot be reached: %s", error)
+            self._lose(error)
             return
         # Read-only mappings cannot be tensors without a warning; the arena is writable by contract.
         self._arena = torch.frombuffer(self._depot.arena, dtype=torch.uint8)
 
-    def _lose(self, error: DepotError) -> None:
+    def _lose(self, error: DepotError | ContractError) -> None:
         _log.error("depot lost: %s", error)
+        self._lost.add(self._epoch)
         self._drop()
 
     def _drop(self) -> None:
-        depot, self._depot, self._arena = self._depot, None, None
+        depot, self._depot, self._arena, self._epoch = self._depot, None, None, ""
         if depot is not None:
             depot.close()

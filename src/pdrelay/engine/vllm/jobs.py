@@ -49,6 +49,7 @@ class Job:
     # loading
     lease: Lease | None = None
     loading: bool = False
+    void: bool = False  # its lease ended while it loaded: the pages may have changed under the copy
     failed_at: int = -1  # preemptions so far when a load failed: no other try before the next preemption
     # publishing
     admitted: bool = False  # the prompt's pages are reserved
@@ -93,7 +94,8 @@ class Job:
         return report(self.cached, self.loaded, self.error)
 
     def forget_depot(self) -> None:
-        """Leases and reservations are void. A load that runs goes on: its bytes stay mapped."""
+        """Leases and reservations are void. A load that runs goes on (its bytes stay mapped), but counts as failed."""
+        self.void = self.loading
         self.lease = None
         self.admitted = False
         self.writes.clear()

@@ -42,6 +42,7 @@ COMMON = (
         _CONNECTOR, "KVConnectorBase_V1.update_state_after_alloc", ("self", "request", "blocks", "num_external_tokens")
     ),
     PrivateMethod(_CONNECTOR, "KVConnectorBase_V1.get_transfer_results", ("self", "finished_req_ids")),
+    PrivateMethod(_CONNECTOR, "KVConnectorBase_V1.build_connector_worker_meta", ("self",)),
     PrivateMethod(_CONNECTOR, "SupportsHMA.request_finished_all_groups", ("self", "request", "block_ids")),
     PrivateMethod("vllm.v1.core.sched.output", "KVConnectorBlockState.get_block_ids", ("self", "req_id")),
 )

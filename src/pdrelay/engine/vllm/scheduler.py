@@ -54,6 +54,8 @@ class SessionScheduling(Scheduler):  # type: ignore[misc]  # vLLM's classes are 
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Also sends the connector's report with a request's first output."""
+        if isinstance(self.connector, PdrelayConnector) and model_runner_output.kv_connector_output is not None:
+            self.connector.scheduler_side.before_output(model_runner_output.kv_connector_output)
         results: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         if isinstance(self.connector, PdrelayConnector):
             for result in results.values():

@@ -1,0 +1,65 @@
+"""What the coordinator says before anything has been reached."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+from scripted import ScriptedEngine
+
+from pdrelay.cluster.config import Deployment
+from pdrelay.engine.base import EngineStatus
+from pdrelay.engine.messages import VERSION, Hello, Sampling
+from pdrelay.errors import DepotUnavailableError, PlacementError
+from pdrelay.gateway.base import GenerationRequest
+from pdrelay.gateway.coordinator import Coordinator
+
+DEPLOYMENT = msgspec.convert(
+    {
+        "fleet_key_file": "k", "model": {"name": "m", "path": "."}, "gateway": {"cluster": "a"},
+        "tls": {"directory": "."}, "cluster": [{"name": "a"}],
+        "host": [{"name": name, "cluster": "a", "socket": "s", "listen": "127.0.0.1:1"} for name in ("h-0", "h-1")],
+        "instance": [{"name": "e", "cluster": "a", "roles": ["prefill", "decode"], "ranks": [{"host": "h-1"}],
+                      "listen": "127.0.0.1:2"}],
+    },
+    Deployment,
+)  # fmt: skip
+HELLO = Hello(version=VERSION, instance="e", epoch="1", model="m", max_model_len=99, max_num_seqs=1, page_tokens=16,
+              page_bytes=64, model_scope=("m", ""))  # fmt: skip
+REQUEST = GenerationRequest("r", time.monotonic(), [1, 2, 3], Sampling(max_tokens=1))
+
+
+class Engine(ScriptedEngine):
+    status = EngineStatus(True, 0.0, "", HELLO, None)
+
+    async def aclose(self):
+        pass
+
+
+class Depot:
+    def __init__(self, key):
+        self.key, self.trouble = key, "" if key else "connection refused"
+
+    @property
+    def fleet_key(self):
+        if self.key is None:
+            raise DepotUnavailableError(self.trouble)
+        return self.key
+
+    async def events(self):
+        await asyncio.Event().wait()
+        yield
+
+    async def aclose(self):
+        pass
+
+
+async def test_any_depot_tells_the_key_of_names_and_none_is_told_by_name():
+    depots = {"h-0": Depot(None), "h-1": Depot(None)}
+    coordinator = Coordinator(DEPLOYMENT, {"e": Engine("e")}, depots)
+    with pytest.raises(PlacementError, match=r"no depot has been reached yet .*h-1: connection refused"):
+        coordinator.generate(REQUEST)
+    depots["h-1"].key, depots["h-1"].trouble = b"k", ""
+    run = coordinator.generate(REQUEST)
+    await run.aclose()
+    await coordinator.aclose()
