@@ -41,6 +41,7 @@ from pdrelay.cli.local.rundir import (
 from pdrelay.errors import StartError
 
 _PROBE_EVERY = 0.1
+_HELPER_LOOKS = 20
 
 
 class Running:
@@ -198,9 +199,17 @@ class Supervisor:
             processes.send([running.process.pid], signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(running.ended.wait(), running.part.stop_timeout)
+        await self._let_helpers_end(running.process.pid)
         # What the part started in its session goes with it, also when the part itself ended in good order.
         processes.send(processes.in_sessions([running.process.pid]), signal.SIGKILL)
         await running.ended.wait()
+
+    async def _let_helpers_end(self, session: int) -> None:
+        """Python's resource trackers outlive their process for a moment and unlink the semaphores that it left."""
+        for _ in range(_HELPER_LOOKS):
+            if not processes.in_sessions([session]):
+                return
+            await asyncio.sleep(_PROBE_EVERY)
 
     async def _sweep(self) -> None:
         # Names are read before and after the parts were told to stop: they may map more meanwhile.
