@@ -141,7 +141,7 @@ class BulkReceiver:
                 self._post(self._admit, self, hello.depot)
                 sock.settimeout(None)
                 while True:
-                    self._receive_batch(sock)
+                    self._receive_batch(sock, hello.depot)
         except ConnectionError:
             logger.debug("a bulk connection ended")
         except (OSError, ProtocolError) as error:
@@ -151,13 +151,13 @@ class BulkReceiver:
                 self._raw.close()
             self._post(self._on_end, self)
 
-    def _receive_batch(self, sock: ssl.SSLSocket) -> None:
+    def _receive_batch(self, sock: ssl.SSLSocket, sender: str) -> None:
         batch = link.decode_batch(receive_frame(sock))
         landed: list[Landed] = []
         whole: int | None = None
         try:
             for run in batch.runs:
-                self._inbox.receive(run, lambda view: read_exactly(sock, view), landed)
+                self._inbox.receive(sender, run, lambda view: read_exactly(sock, view), landed)
             whole = batch.batch
         finally:
             self._post(self._on_batch, self, whole, landed)

@@ -27,6 +27,7 @@ class Slot:
     """A page that is being received. Fields are under the inbox's lock."""
 
     page: Page
+    sender: str = ""  # the depot that is to send it; epochs of others mean nothing here
     epoch: int = 0  # the sender's production that the claimed parts belong to
     claimed: int = 0  # bitmap of parts that are here or that a thread is writing
     users: int = 0  # runs that were claimed and have not been reported yet
@@ -55,9 +56,9 @@ class Inbox:
 
     # The hub's thread
 
-    def open(self, page: Page) -> Slot:
-        """Lets parts of `page` in."""
-        slot = Slot(page)
+    def open(self, page: Page, sender: str) -> Slot:
+        """Lets parts of `page` in that come from depot `sender`."""
+        slot = Slot(page, sender)
         with self._lock:
             self._slots[page.name] = slot
         return slot
@@ -80,9 +81,9 @@ class Inbox:
 
     # A connection's thread
 
-    def receive(self, run: link.Run, read_into: ReadInto, landed: list[Landed]) -> None:
+    def receive(self, sender: str, run: link.Run, read_into: ReadInto, landed: list[Landed]) -> None:
         """Reads the payload of `run`, verifies it and appends what became of it. Raises OSError, ProtocolError."""
-        slot, fresh, refused = self._claim(run)
+        slot, fresh, refused = self._claim(sender, run)
         if slot is None:
             _discard(run.payload, read_into)
             return
@@ -105,12 +106,12 @@ class Inbox:
             again = refused | (fresh & ~good & ~corrupt if broken else 0)
             landed.append(Landed(slot, run.epoch, run.first, checksums, good, corrupt, again))
 
-    def _claim(self, run: link.Run) -> tuple[Slot | None, int, int]:
+    def _claim(self, sender: str, run: link.Run) -> tuple[Slot | None, int, int]:
         """The slot, the parts that the caller shall write, and those that it must ask for again."""
         bits = ((1 << run.parts) - 1) << run.first
         with self._lock:
             slot = self._slots.get(run.name)
-            if slot is None:
+            if slot is None or slot.sender != sender:  # late parts of a transfer that has ended
                 return None, 0, 0
             layout = slot.page.layout
             if run.part_bytes != layout.part_bytes or run.first + run.parts > layout.parts:

@@ -137,7 +137,7 @@ class MemoryLink:
             if self.corrupt_next:
                 self.corrupt_next -= 1
                 payload[0] ^= 0xFF
-            self.target.hub.inbox.receive(run, Source(payload).read_into, landed)
+            self.target.hub.inbox.receive(self.source.hub.name, run, Source(payload).read_into, landed)
         return landed
 
 

@@ -243,7 +243,7 @@ class Receivers:
         assert page is not None
         assert name not in self._fetches, "INV-DEPOT-7: a name is received from one transfer at a time"
         self._index.hold(page)
-        fetch = self._fetches[name] = Fetch(receiving, page, self._inbox.open(page))
+        fetch = self._fetches[name] = Fetch(receiving, page, self._inbox.open(page, receiving.peer))
         return fetch
 
     def _want(self, receiving: Receiving, fetches: Sequence[Fetch]) -> None:
