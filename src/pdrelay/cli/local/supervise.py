@@ -106,12 +106,13 @@ class Supervisor:
         self._publish(self.state)
         for stage in self._plan.stages:
             await self._start_stage([self._parts[part.name] for part in stage])
+        self._note_shared_memory()  # a part that is killed later cannot be asked any more
         self._enter("ready")
 
     async def stop(self) -> None:
         """Stops everything, latest stage first, and sweeps what is left."""
         self._stopping = True
-        self._shared_memory = processes.shared_memory_of(processes.descendants(os.getpid()))
+        self._note_shared_memory()
         for stage in reversed(self._plan.stages):
             await asyncio.gather(*(self._stop_part(self._parts[part.name]) for part in stage))
         await self._sweep()
@@ -191,6 +192,9 @@ class Supervisor:
             "TMPDIR": self._plan.temporary,
         }
 
+    def _note_shared_memory(self) -> None:
+        self._shared_memory |= processes.shared_memory_of(processes.descendants(os.getpid()))
+
     async def _stop_part(self, running: Running) -> None:
         if running.process is None:
             return
@@ -212,8 +216,7 @@ class Supervisor:
             await asyncio.sleep(_PROBE_EVERY)
 
     async def _sweep(self) -> None:
-        # Names are read before and after the parts were told to stop: they may map more meanwhile.
-        self._shared_memory |= processes.shared_memory_of(processes.descendants(os.getpid()))
+        self._note_shared_memory()  # once more: parts may map more while they stop
         processes.kill_all(lambda: processes.descendants(os.getpid()))
         self.on_child()
         assert not processes.descendants(os.getpid()), "INV-UP-1"
