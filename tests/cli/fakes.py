@@ -17,6 +17,8 @@ if "shm" in what:
     import mmap
     name = "/dev/shm/" + what[what.index("shm") + 1]
     file = open(name, "w+b"); file.truncate(4096); mapped = mmap.mmap(file.fileno(), 4096)
+if "semaphore" in what:  # as multiprocessing leaves it when its resource tracker is killed, too
+    open("/dev/shm/" + what[what.index("semaphore") + 1], "w").close()
 if "fail" in what:
     print("the reason why"); sys.exit(3)
 if "stubborn" in what:

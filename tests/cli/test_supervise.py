@@ -81,6 +81,21 @@ def test_children_in_other_sessions_and_shared_memory_go_too(run, sockets):
     assert nothing_left(run, sockets)
 
 
+def test_a_semaphore_that_nobody_maps_any_more_goes_too(run, sockets):
+    leaked, older = (Path(f"/dev/shm/sem.mp-{kind}-{os.getpid()}") for kind in ("leaked", "older"))
+    older.touch()
+    try:
+        attachment = launch(run, sockets, part(sockets, "a", 0, "semaphore", leaked.name))
+        follow(attachment)
+        assert leaked.exists()
+        attachment.stop()
+        assert not leaked.exists()
+        assert older.exists()
+    finally:
+        older.unlink()
+        leaked.unlink(missing_ok=True)
+
+
 def test_a_part_that_ignores_sigterm_is_killed(run, sockets):
     attachment = launch(run, sockets, part(sockets, "a", 0, "stubborn", stop_timeout=0.3))
     follow(attachment)

@@ -122,6 +122,21 @@ def shared_memory_of(pids: Iterable[int]) -> set[Path]:
     return found
 
 
+def semaphores_since(start: float) -> set[Path]:
+    """Semaphores of Python's multiprocessing that processes of this user made after `start`, in seconds since 1970.
+
+    A process that is killed with its resource tracker leaves them, and nothing tells whose they were; but one that no
+    living process maps is of no use to anybody.
+    """
+    found = set()
+    for path in Path(_SHARED_MEMORY).glob("sem.mp-*"):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            if status.st_uid == os.getuid() and status.st_mtime >= start:
+                found.add(path)
+    return found
+
+
 def remove_shared_memory(names: set[Path]) -> None:
     """Unlinks those of `names` that exist and that no living process maps."""
     existing = {name for name in names if name.exists()}

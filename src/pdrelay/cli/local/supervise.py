@@ -91,6 +91,7 @@ class Supervisor:
         self._parts = {part.name: Running(part, run.logs / f"{part.name}.log") for part in plan.parts}
         self._stopping = False
         self._shared_memory: set[Path] = set()
+        self._begun = time.time()
         self.state = RunState(
             phase="starting",
             supervisor=os.getpid(),
@@ -220,7 +221,7 @@ class Supervisor:
         processes.kill_all(lambda: processes.descendants(os.getpid()))
         self.on_child()
         assert not processes.descendants(os.getpid()), "INV-UP-1"
-        processes.remove_shared_memory(self._shared_memory)
+        processes.remove_shared_memory(self._shared_memory | processes.semaphores_since(self._begun))
         shutil.rmtree(self._plan.temporary, ignore_errors=True)
 
 
