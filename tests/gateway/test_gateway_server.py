@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -106,7 +105,6 @@ async def test_the_official_client_sees_an_error_in_the_middle(port: int, genera
     await asyncio.to_thread(fail_in_the_middle, port)
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_curl(port: int, said: str, stream: bool) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": stream})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdrelay.engine.vllm.held import HeldPages
+from pdrelay.engine.vllm.held import HeldBlocks
 
 NAMES = [bytes([number]) * 32 for number in range(4)]
 
@@ -21,7 +21,7 @@ steps = st.lists(
 
 @given(steps)
 def test_the_told_names_are_those_in_some_block(steps: list[tuple[str, int, bytes]]) -> None:
-    held, blocks, told = HeldPages(), {}, set()
+    held, blocks, told = HeldBlocks(), {}, set()
     for action, block, name in [*steps, ("look", None, None)]:
         if action == "fill":
             held.fill(block, name)
@@ -41,7 +41,7 @@ def test_the_told_names_are_those_in_some_block(steps: list[tuple[str, int, byte
 
 
 def test_a_new_depot_is_told_everything() -> None:
-    held = HeldPages()
+    held = HeldBlocks()
     held.fill(1, NAMES[0])
     assert held.take_changes().added == [NAMES[0]]
     held.forget_reports()
@@ -49,7 +49,7 @@ def test_a_new_depot_is_told_everything() -> None:
 
 
 def test_a_shared_prefix_keeps_its_blocks() -> None:
-    held = HeldPages()
+    held = HeldBlocks()
     held.fill(1, NAMES[0])
     held.fill(2, NAMES[1])
     held.allocate([1, 2, 3], [NAMES[0]])  # a request that shares block 1 and was given block 2 anew

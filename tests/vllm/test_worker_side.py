@@ -23,8 +23,8 @@ with warnings.catch_warnings():
 
     from pdrelay.engine.vllm.connector_scheduler import SchedulerSide
     from pdrelay.engine.vllm.connector_worker import WorkerSide
+    from pdrelay.engine.vllm.depot_connection import DepotConnection
     from pdrelay.engine.vllm.jobs import PUBLISH
-    from pdrelay.engine.vllm.link import DepotLink
     from pdrelay.engine.vllm.metadata import DepotLost, Load, PageCopy, StepOrders
 
 pytestmark = pytest.mark.vllm
@@ -170,7 +170,7 @@ def test_a_load_whose_lease_ended_under_way_counts_as_failed(depot: MemoryDepot,
 
 def _scheduler(depot: MemoryDepot) -> SchedulerSide:
     settings = Settings(instance="e", depot_socket="", model="m")
-    return SchedulerSide(settings, DepotLink(lambda: depot.engine("e", CONTRACT)), 16)
+    return SchedulerSide(settings, DepotConnection(lambda: depot.engine("e", CONTRACT)), 16)
 
 
 def _request(**changes: object) -> SimpleNamespace:

@@ -22,7 +22,7 @@ from pdrelay.engine.vllm import private_api, settings
 from pdrelay.engine.vllm.connector_scheduler import SchedulerSide
 from pdrelay.engine.vllm.connector_worker import WorkerSide
 from pdrelay.engine.vllm.contract import contract_of
-from pdrelay.engine.vllm.link import DepotLink
+from pdrelay.engine.vllm.depot_connection import DepotConnection
 from pdrelay.engine.vllm.metadata import StepOrders
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class PdrelayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         self.contract = contract_of(vllm_config, kv_cache_config, config)
         connect = partial(connect_engine, config.depot_socket, config.instance, self.contract)
         if role is KVConnectorRole.SCHEDULER:
-            self.scheduler_side = SchedulerSide(config, DepotLink(connect), self.contract.page_tokens)
+            self.scheduler_side = SchedulerSide(config, DepotConnection(connect), self.contract.page_tokens)
         else:
             self.worker_side = WorkerSide(connect, self.contract)
 

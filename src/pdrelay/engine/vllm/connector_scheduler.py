@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from pdrelay.depot.base import EngineDepot
 from pdrelay.engine.vllm import publishing
-from pdrelay.engine.vllm.held import HeldPages
+from pdrelay.engine.vllm.depot_connection import DepotConnection
+from pdrelay.engine.vllm.held import HeldBlocks
 from pdrelay.engine.vllm.jobs import PUBLISH, Job, Lease, report
-from pdrelay.engine.vllm.link import DepotLink
 from pdrelay.engine.vllm.metadata import DepotLost, Load, StepOrders
 from pdrelay.engine.vllm.pages import Naming, RequestPages
 from pdrelay.engine.vllm.settings import Settings
@@ -38,11 +38,11 @@ RETRY_SECONDS = 0.01
 class SchedulerSide:
     """All calls come from the engine core's thread. No call raises because of the depot."""
 
-    def __init__(self, settings: Settings, link: DepotLink, page_tokens: int) -> None:
+    def __init__(self, settings: Settings, link: DepotConnection, page_tokens: int) -> None:
         self._settings, self._link, self._page_tokens = settings, link, page_tokens
         self._jobs: dict[str, Job] = {}
         self._orders = StepOrders()
-        self._held = HeldPages()
+        self._held = HeldBlocks()
         self._key: bytes | None = None
         self._generation = 0
 

@@ -17,7 +17,7 @@ class HeldChanges(NamedTuple):
     removed: list[bytes]
 
 
-class HeldPages:
+class HeldBlocks:
     """Block to name, for blocks with known content. One name may fill several blocks."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 
 
-class DepotLink:
+class DepotConnection:
     """Never blocks its user for a depot that is gone. `get` and `lost` belong to one thread.
 
     Each connection has a `generation`: offsets of one generation mean nothing in the next.
