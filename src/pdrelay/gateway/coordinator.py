@@ -40,6 +40,11 @@ class Coordinator:
         self._running: dict[str, RequestRun] = {}
         settings = deployment.policy
         self._bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
+        self._links = {
+            (link.source, link.target): LinkView(parse_rate(link.rate), parse_time(link.rtt))
+            for link in deployment.link
+        }
+        self._smallest_arena = min(parse_size(host.arena) for host in deployment.host)
         self._listeners = [asyncio.create_task(self._listen(host, depot)) for host, depot in depots.items()]
 
     @property
@@ -54,8 +59,7 @@ class Coordinator:
         hellos = self._hellos()
         if not hellos:
             return self._deployment.model.max_model_len
-        smallest = min(parse_size(host.arena) for host in self._deployment.host)
-        return min(smallest // hello.page_bytes * hello.page_tokens for hello in hellos)
+        return min(self._smallest_arena // hello.page_bytes * hello.page_tokens for hello in hellos)
 
     def generate(self, request: GenerationRequest) -> RequestRun:
         """Places one request. Raises PlacementError naming what is down."""
@@ -130,12 +134,7 @@ class Coordinator:
 
     def _snapshot(self) -> Snapshot:
         instances = tuple(self._view(instance) for instance in self._deployment.instance)
-        links = {
-            (link.source, link.target): LinkView(
-                parse_rate(link.rate), parse_time(link.rtt), down=self._line_trouble(link.source, link.target)
-            )
-            for link in self._deployment.link
-        }
+        links = {ends: link._replace(down=self._line_trouble(*ends)) for ends, link in self._links.items()}
         return Snapshot(instances, links)
 
     def _line_trouble(self, source: str, target: str) -> str:
@@ -180,8 +179,8 @@ class Coordinator:
     def _round_trip(self, cluster: str) -> float:
         """Seconds from the gateway to an instance of `cluster` and back; 0 inside the gateway's own."""
         home = self._deployment.gateway.cluster
-        link = self._deployment.link_between(home, cluster) or self._deployment.link_between(cluster, home)
-        return parse_time(link.rtt) if link else 0.0
+        link = self._links.get((home, cluster)) or self._links.get((cluster, home))
+        return link.rtt if link else 0.0
 
     def _spare_relay(self, cluster: str) -> str | None:
         """A relay that can rescue a request of `cluster`; the baselines have none."""

@@ -83,12 +83,20 @@ def prompt_pages(token_ids: Sequence[int], page_tokens: int, scope_root: bytes, 
 
 
 def extend_pages(
-    pages: Sequence[bytes], token_ids: Sequence[int], page_tokens: int, scope_root: bytes, key: bytes
+    pages: Sequence[bytes],
+    token_ids: Sequence[int],
+    page_tokens: int,
+    scope_root: bytes,
+    key: bytes,
+    length: int | None = None,
 ) -> list[bytes]:
-    """Names of the whole pages of `token_ids` that come after the known ones, `pages`; costs only the new tokens."""
+    """Names of the whole pages of `token_ids` that come after the known ones, `pages`; costs only the new tokens.
+
+    `length` takes the first so many tokens only.
+    """
     known = len(pages)
     state = pages[-1] if pages else scope_root
-    fresh = token_ids[known * page_tokens : len(token_ids) // page_tokens * page_tokens]
+    fresh = token_ids[known * page_tokens : (len(token_ids) if length is None else length) // page_tokens * page_tokens]
     return list(prompt_pages(fresh, page_tokens, state, key).full)
 
 

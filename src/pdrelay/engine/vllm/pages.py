@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
+from pdrelay.kv.names import PromptPages, Scope, extend_pages, prompt_pages, root
 
 scope_root = lru_cache(maxsize=1024)(root)
 
@@ -31,9 +31,7 @@ class RequestPages:
     def full(self, token_ids: Sequence[int], length: int) -> list[bytes]:
         """Names of the whole pages among the first `length` tokens. Tokens once passed must never change."""
         page_tokens = self._naming.page_tokens
-        known, count = len(self._full), length // page_tokens
-        if count > known:
-            state = self._full[-1] if known else self._root
-            fresh = token_ids[known * page_tokens : count * page_tokens]
-            self._full += prompt_pages(fresh, page_tokens, state, self._naming.key).full
+        count = length // page_tokens
+        if count > len(self._full):
+            self._full += extend_pages(self._full, token_ids, page_tokens, self._root, self._naming.key, length)
         return self._full[:count]
