@@ -11,13 +11,14 @@ import queue
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot import wire
 from pdrelay.depot.inbox import Inbox, Landed
 from pdrelay.depot.outbox import FlyingBatch
+from pdrelay.depot.payload import wire_form
 from pdrelay.depot.sockets import CONNECT_SECONDS, dial_bulk, read_exactly, receive_frame, require_name, shut
 from pdrelay.errors import ProtocolError
 
@@ -94,20 +95,15 @@ class BulkSender:
 
     def _send(self, sock: ssl.SSLSocket, batch: FlyingBatch) -> None:
         sock.sendall(wire.frame(batch.header))
-        for start, size in contiguous(batch):
-            sock.sendall(self._arena[start : start + size])
+        for data in payloads(batch, self._arena):
+            sock.sendall(data)
 
 
-def contiguous(batch: FlyingBatch) -> list[tuple[int, int]]:
-    """Offsets and sizes of the payload in the arena, neighbours joined."""
-    extents: list[tuple[int, int]] = []
+def payloads(batch: FlyingBatch, arena: memoryview) -> Iterator[memoryview]:
+    """What follows the header of `batch` on the wire, run by run."""
     for flying, run in zip(batch.runs, batch.header.runs, strict=True):
         start = flying.page.offset + run.first * run.part_bytes
-        if extents and sum(extents[-1]) == start:
-            extents[-1] = (extents[-1][0], extents[-1][1] + run.payload)
-        else:
-            extents.append((start, run.payload))
-    return extents
+        yield wire_form(run, arena[start : start + run.payload])
 
 
 class BulkReceiver:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,10 +15,8 @@ from xxhash import xxh3_64_intdigest
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.index import Page
+from pdrelay.depot.payload import ReadInto, discard_run, read_run
 from pdrelay.errors import ProtocolError
-
-ReadInto = Callable[[memoryview], None]
-"""Fills the whole view from a connection. Raises OSError when it breaks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,30 +82,37 @@ class Inbox:
         """Reads the payload of `run`, verifies it and appends what became of it. Raises OSError, ProtocolError."""
         slot, fresh, refused = self._claim(sender, run)
         if slot is None:
-            _discard(run.payload, read_into)
+            discard_run(run, read_into)
             return
         checksums = link.unpack_checksums(run.checksums)
         good = corrupt = 0
         broken = True
         try:
-            for first, parts in runs_of_bits(fresh, run.first, run.parts):
-                wanted = bool(fresh >> first & 1)
-                if not wanted:
-                    _discard(parts * run.part_bytes, read_into)
-                    continue
-                at = slot.page.offset + first * run.part_bytes
-                read_into(self._arena[at : at + parts * run.part_bytes])
-                bad = self._verify(at, run, first, parts, checksums)
-                corrupt |= bad
-                good |= ((1 << parts) - 1) << first & ~bad
+            self._fill(slot, run, fresh, read_into)
             broken = False
+            corrupt = self._verify(slot, run, fresh, checksums)
+            good = fresh & ~corrupt
         finally:
-            again = refused | (fresh & ~good & ~corrupt if broken else 0)
+            again = refused | (fresh if broken else 0)
             landed.append(Landed(slot, run.epoch, run.first, checksums, good, corrupt, again))
+
+    def _fill(self, slot: Slot, run: link.Run, fresh: int, read_into: ReadInto) -> None:
+        """Reads the whole run, and writes those of its parts to the page that are `fresh`."""
+        start = slot.page.offset + run.first * run.part_bytes
+        page = self._arena[start : start + run.payload]
+        if fresh == run.bits:
+            read_run(run, page, read_into)
+            return
+        aside = memoryview(bytearray(run.payload))
+        read_run(run, aside, read_into)
+        for first, parts in runs_of_bits(fresh, run.first, run.parts):
+            if fresh >> first & 1:
+                at, size = (first - run.first) * run.part_bytes, parts * run.part_bytes
+                page[at : at + size] = aside[at : at + size]
 
     def _claim(self, sender: str, run: link.Run) -> tuple[Slot | None, int, int]:
         """The slot, the parts that the caller shall write, and those that it must ask for again."""
-        bits = ((1 << run.parts) - 1) << run.first
+        bits = run.bits
         with self._lock:
             slot = self._slots.get(run.name)
             if slot is None or slot.sender != sender:  # late parts of a transfer that has ended
@@ -129,13 +133,13 @@ class Inbox:
             slot.users += 1
             return slot, fresh, refused
 
-    def _verify(self, at: int, run: link.Run, first: int, parts: int, checksums: array[int]) -> int:
+    def _verify(self, slot: Slot, run: link.Run, fresh: int, checksums: array[int]) -> int:
+        """Those of the `fresh` parts whose bytes are not what their checksum says."""
         bad = 0
-        for part in range(parts):
-            start = at + part * run.part_bytes
-            found = xxh3_64_intdigest(self._arena[start : start + run.part_bytes])
-            if found != checksums[first - run.first + part]:
-                bad |= 1 << (first + part)
+        for at, checksum in enumerate(checksums, run.first):
+            start = slot.page.offset + at * run.part_bytes
+            if fresh >> at & 1 and xxh3_64_intdigest(self._arena[start : start + run.part_bytes]) != checksum:
+                bad |= 1 << at
         return bad
 
 
@@ -148,14 +152,3 @@ def runs_of_bits(bits: int, first: int, count: int) -> list[tuple[int, int]]:
         else:
             runs.append((at, 1))
     return runs
-
-
-_SCRATCH = 1 << 18
-
-
-def _discard(size: int, read_into: ReadInto) -> None:
-    scratch = memoryview(bytearray(min(size, _SCRATCH)))
-    while size:
-        take = min(size, _SCRATCH)
-        read_into(scratch[:take])
-        size -= take

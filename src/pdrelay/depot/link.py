@@ -1,22 +1,24 @@
-"""The link from this depot to another: one control connection and several for bulk, kept alive."""
+"""The link from this depot to another: the conversation on its control connection, and what its lanes shall carry."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import ssl
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pdrelay.depot import link_messages as messages
 from pdrelay.depot import wire
 from pdrelay.depot.base import LinkState
-from pdrelay.depot.bulk import MAX_BACKOFF, MIN_BACKOFF, Batches, BulkSender
+from pdrelay.depot.bulk import MAX_BACKOFF, MIN_BACKOFF
 from pdrelay.depot.handshake import check_hello, hello_of
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.keepalive import KeepAlive
+from pdrelay.depot.lanes import LaneOwner, Lanes
 from pdrelay.depot.outbox import FlyingBatch
 from pdrelay.depot.sockets import CONNECT_SECONDS, dial_control, read_frame
+from pdrelay.depot.tcp_lanes import Far, TcpLanes
 from pdrelay.errors import PdrelayError, ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -26,7 +28,6 @@ BATCH_SECONDS = 0.05
 """A batch occupies its share of the line for about so long: what comes up meanwhile waits no longer."""
 QUEUE_SECONDS = 0.2
 """Unacknowledged data beyond a round trip. More would sit in buffers on the way, ahead of smaller transfers."""
-BATCHES_AHEAD = 2  # handed to a thread: one it writes, one so that it need not wait for the event loop
 
 
 class Route(NamedTuple):
@@ -40,30 +41,26 @@ class Route(NamedTuple):
     rtt: float  # seconds
 
 
-@dataclass(slots=True)
-class Lane:
-    """One bulk connection as the event loop sees it."""
-
-    batches: Batches | None = None  # None while it is not connected
-    closing: bool = False
-    unwritten: dict[int, FlyingBatch] = field(default_factory=dict)  # the thread may still read their bytes
-    unacked: dict[int, FlyingBatch] = field(default_factory=dict)
+MakeLanes = Callable[[LaneOwner], Lanes]
 
 
 class DepotLink:
     """A `Peer` over sockets. All methods run on the event loop."""
 
-    def __init__(self, hub: Hub, route: Route, tls: ssl.SSLContext) -> None:
+    def __init__(self, hub: Hub, route: Route, tls: ssl.SSLContext, make_lanes: MakeLanes | None = None) -> None:
+        """`make_lanes` replaces the TCP connections of `route` by another path for payload."""
         self._hub, self._route, self._tls = hub, route, tls
-        self._loop = asyncio.get_running_loop()
         self._writer: asyncio.StreamWriter | None = None
-        self._lanes: dict[BulkSender, Lane] = {}
-        self._senders: list[BulkSender] = []
+        self._lanes = make_lanes(self) if make_lanes is not None else self._tcp_lanes()
         self._batch_bytes = int(min(max(route.rate * BATCH_SECONDS / route.connections, MIN_BATCH), MAX_BATCH))
         self._window = max(int(route.rate * (route.rtt + QUEUE_SECONDS)), route.connections * self._batch_bytes)
         self._unacked_bytes = 0
         hub.senders.peers[route.depot] = self
         self._task = asyncio.create_task(self._run())
+
+    def _tcp_lanes(self) -> Lanes:
+        far = Far(self._route.depot, self._route.bulk, self._route.connections)
+        return TcpLanes(far, self._tls, self._hub.name, self._hub.arena, self)
 
     @property
     def up(self) -> bool:
@@ -82,29 +79,18 @@ class DepotLink:
 
     def wake(self) -> None:
         """See Peer."""
-        while (lane := self._idle_lane()) is not None:
+        while self._writer is not None and self._unacked_bytes < self._window and self._lanes.room():
             batch = self._hub.senders.next_batch(self._route.depot, self._batch_bytes, self._hub.clock())
             if batch is None:
                 return
-            assert lane.batches is not None
-            lane.unwritten[batch.header.batch] = lane.unacked[batch.header.batch] = batch
             self._unacked_bytes += batch.payload
-            lane.batches.put(batch)
+            self._lanes.put(batch)
 
     async def aclose(self) -> None:
-        """Ends all connections and waits for their threads."""
+        """Ends all connections and waits until nothing touches the arena any more."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        for sender in self._senders:
-            await asyncio.to_thread(sender.thread.join, CONNECT_SECONDS)
-
-    def _idle_lane(self) -> Lane | None:
-        if self._writer is None or self._unacked_bytes >= self._window:
-            return None
-        lanes = [
-            lane for lane in self._lanes.values() if lane.batches is not None and len(lane.unwritten) < BATCHES_AHEAD
-        ]
-        return min(lanes, key=lambda lane: len(lane.unwritten), default=None)
+        await self._lanes.aclose()
 
     # Control
 
@@ -157,14 +143,7 @@ class DepotLink:
         hub, route = self._hub, self._route
         self._writer = writer
         hub.on_contracts[id(self)] = lambda: self.send(messages.Contracts(hub.own_contracts))
-        self._senders = [sender for sender in self._senders if sender.thread.is_alive()]
-        for _ in range(route.connections):
-            sender = BulkSender(
-                route.bulk, self._tls, route.depot, hub.name, hub.arena, self._loop.call_soon_threadsafe,
-                self._on_lane_open, self._on_written, self._on_lane_broken,
-            )  # fmt: skip
-            self._lanes[sender] = Lane()
-            self._senders.append(sender)
+        self._lanes.open()
         hub.senders.link_up(route.depot)
         hub.link_state(LinkState(route.depot, True))
         hub.settle()
@@ -174,11 +153,7 @@ class DepotLink:
         hub, to = self._hub, self._route.depot
         was_up = self._writer is not None
         self._writer = None
-        for sender, lane in list(self._lanes.items()):
-            lane.batches, lane.closing = None, True
-            sender.stop()
-            if not lane.unwritten:
-                self._forget_lane(sender, lane)
+        self._lanes.close()
         hub.on_contracts.pop(id(self), None)
         hub.contracts.leave(self._holder)
         if was_up:
@@ -205,39 +180,22 @@ class DepotLink:
     # Bulk
 
     def _on_ack(self, number: int) -> None:
-        for lane in self._lanes.values():
-            if (batch := lane.unacked.pop(number, None)) is not None:
-                self._unacked_bytes -= batch.payload
-                self._hub.senders.outbox.acknowledged(batch)
-                self.wake()
-                return
-
-    def _on_lane_open(self, sender: BulkSender, batches: Batches) -> None:
-        if (lane := self._lanes.get(sender)) is not None and self._writer is not None:
-            lane.batches = batches
+        if (batch := self._lanes.acked(number)) is not None:
+            self._unacked_bytes -= batch.payload
+            self._hub.senders.outbox.acknowledged(batch)
             self.wake()
 
-    def _on_written(self, sender: BulkSender, batch: FlyingBatch) -> None:
-        lane = self._lanes.get(sender)
-        if lane is not None and lane.unwritten.pop(batch.header.batch, None) is not None:
-            self._hub.senders.outbox.written(batch)
-            self._hub.settle()
+    def lanes_ready(self) -> None:
+        """See LaneOwner."""
         self.wake()
 
-    def _on_lane_broken(self, sender: BulkSender) -> None:
-        if (lane := self._lanes.get(sender)) is not None:
-            self._forget_lane(sender, lane)
-            self._hub.settle()
-            self.wake()
+    def batch_written(self, batch: FlyingBatch) -> None:
+        """See LaneOwner."""
+        self._hub.senders.outbox.written(batch)
+        self._hub.settle()
 
-    def _forget_lane(self, sender: BulkSender, lane: Lane) -> None:
-        """The thread touches the arena no more: what it had not delivered goes over other lanes."""
-        if lane.closing:
-            del self._lanes[sender]
-        else:
-            self._lanes[sender] = Lane()
-        for batch in lane.unwritten.values():
-            self._hub.senders.outbox.written(batch)
-        for batch in lane.unacked.values():
-            self._unacked_bytes -= batch.payload
-            self._hub.senders.outbox.failed(batch)
+    def batch_failed(self, batch: FlyingBatch) -> None:
+        """See LaneOwner."""
+        self._unacked_bytes -= batch.payload
+        self._hub.senders.outbox.failed(batch)
+        self._hub.settle()

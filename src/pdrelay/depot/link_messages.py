@@ -133,6 +133,11 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
         """Bytes of all parts."""
         return self.parts * self.part_bytes
 
+    @property
+    def bits(self) -> int:
+        """Bitmap of the parts."""
+        return ((1 << self.parts) - 1) << self.first
+
 
 class Batch(msgspec.Struct, frozen=True, tag="batch", array_like=True):
     """A header; the payload of its runs follows outside the frame."""

@@ -1,0 +1,64 @@
+"""The seam between a link's conversation and what carries its payload: TCP connections, or a faster path.
+
+A `DepotLink` negotiates, offers and hears answers on its control connection; `Lanes` carry the batches. Both live on
+the depot's event loop: lanes that use threads post to it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pdrelay.depot.outbox import FlyingBatch
+
+
+class LaneOwner(Protocol):
+    """What lanes tell the link. Called on the event loop."""
+
+    def lanes_ready(self) -> None:
+        """There may be room for another batch."""
+        ...
+
+    def batch_written(self, batch: FlyingBatch) -> None:
+        """Nobody reads the batch's bytes in the arena any more. Once for each batch that was put."""
+        ...
+
+    def batch_failed(self, batch: FlyingBatch) -> None:
+        """The batch was not acknowledged and never will be: send it again. Comes after `batch_written`."""
+        ...
+
+
+class Lanes(Protocol):
+    """Carries batches from this depot's arena into a peer's, in any order among each other. Never blocks.
+
+    A batch that was put is read from the arena until `batch_written`, and under way until it is `acked` or
+    `batch_failed`. The peer acknowledges on the control connection.
+    """
+
+    @property
+    def path(self) -> str:
+        """What the payload takes, for logs and metrics, such as `tcp`."""
+        ...
+
+    def open(self) -> None:
+        """The conversation is up: connects in the background, then calls `lanes_ready`."""
+        ...
+
+    def close(self) -> None:
+        """The conversation is gone: breaks everything. Each batch under way fails as soon as nobody reads it."""
+        ...
+
+    def room(self) -> bool:
+        """Whether a batch may be put now."""
+        ...
+
+    def put(self, batch: FlyingBatch) -> None:
+        """Sends a batch. Only when there is `room`."""
+        ...
+
+    def acked(self, number: int) -> FlyingBatch | None:
+        """The peer has read batch `number`: forgets and returns it; None for one that is not under way."""
+        ...
+
+    async def aclose(self) -> None:
+        """Waits, after `close`, until nothing touches the arena any more."""
+        ...

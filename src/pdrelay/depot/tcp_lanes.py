@@ -1,0 +1,122 @@
+"""Lanes over TCP: a pool of TLS connections, a thread each."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pdrelay.depot.bulk import Batches, BulkSender
+from pdrelay.depot.lanes import LaneOwner
+from pdrelay.depot.outbox import FlyingBatch
+from pdrelay.depot.sockets import CONNECT_SECONDS
+
+BATCHES_AHEAD = 2  # handed to a thread: one it writes, one so that it need not wait for the event loop
+
+
+class Far(NamedTuple):
+    """The far end of bulk connections."""
+
+    depot: str
+    address: str
+    connections: int
+
+
+@dataclass(slots=True)
+class Lane:
+    """One bulk connection as the event loop sees it."""
+
+    batches: Batches | None = None  # None while it is not connected
+    closing: bool = False
+    unwritten: dict[int, FlyingBatch] = field(default_factory=dict)  # the thread may still read their bytes
+    unacked: dict[int, FlyingBatch] = field(default_factory=dict)
+
+
+class TcpLanes:
+    """`Lanes` over `far.connections` TLS connections, each made again when it breaks."""
+
+    path = "tcp"
+
+    def __init__(self, far: Far, tls: ssl.SSLContext, depot: str, arena: memoryview, owner: LaneOwner) -> None:
+        """`depot` is our own name. Needs a running event loop."""
+        self._far, self._tls, self._depot, self._arena, self._owner = far, tls, depot, arena, owner
+        self._loop = asyncio.get_running_loop()
+        self._lanes: dict[BulkSender, Lane] = {}
+        self._senders: list[BulkSender] = []
+
+    def open(self) -> None:
+        """See Lanes."""
+        self._senders = [sender for sender in self._senders if sender.thread.is_alive()]
+        for _ in range(self._far.connections):
+            sender = BulkSender(
+                self._far.address, self._tls, self._far.depot, self._depot, self._arena,
+                self._loop.call_soon_threadsafe, self._on_open, self._on_written, self._on_broken,
+            )  # fmt: skip
+            self._lanes[sender] = Lane()
+            self._senders.append(sender)
+
+    def close(self) -> None:
+        """See Lanes."""
+        for sender, lane in list(self._lanes.items()):
+            lane.batches, lane.closing = None, True
+            sender.stop()
+            if not lane.unwritten:
+                self._forget(sender, lane)
+
+    def room(self) -> bool:
+        """See Lanes."""
+        return self._idlest() is not None
+
+    def put(self, batch: FlyingBatch) -> None:
+        """See Lanes."""
+        lane = self._idlest()
+        assert lane is not None
+        assert lane.batches is not None
+        lane.unwritten[batch.header.batch] = lane.unacked[batch.header.batch] = batch
+        lane.batches.put(batch)
+
+    def acked(self, number: int) -> FlyingBatch | None:
+        """See Lanes."""
+        for lane in self._lanes.values():
+            if (batch := lane.unacked.pop(number, None)) is not None:
+                return batch
+        return None
+
+    async def aclose(self) -> None:
+        """See Lanes."""
+        for sender in self._senders:
+            await asyncio.to_thread(sender.thread.join, CONNECT_SECONDS)
+
+    def _idlest(self) -> Lane | None:
+        lanes = [
+            lane for lane in self._lanes.values() if lane.batches is not None and len(lane.unwritten) < BATCHES_AHEAD
+        ]
+        return min(lanes, key=lambda lane: len(lane.unwritten), default=None)
+
+    def _on_open(self, sender: BulkSender, batches: Batches) -> None:
+        if (lane := self._lanes.get(sender)) is not None and not lane.closing:
+            lane.batches = batches
+            self._owner.lanes_ready()
+
+    def _on_written(self, sender: BulkSender, batch: FlyingBatch) -> None:
+        lane = self._lanes.get(sender)
+        if lane is not None and lane.unwritten.pop(batch.header.batch, None) is not None:
+            self._owner.batch_written(batch)
+        self._owner.lanes_ready()
+
+    def _on_broken(self, sender: BulkSender) -> None:
+        if (lane := self._lanes.get(sender)) is not None:
+            self._forget(sender, lane)
+            self._owner.lanes_ready()
+
+    def _forget(self, sender: BulkSender, lane: Lane) -> None:
+        """The thread touches the arena no more: what it had not delivered must go over other lanes."""
+        if lane.closing:
+            del self._lanes[sender]
+        else:
+            self._lanes[sender] = Lane()
+        for batch in lane.unwritten.values():
+            self._owner.batch_written(batch)
+        for batch in lane.unacked.values():
+            self._owner.batch_failed(batch)
