@@ -11,17 +11,18 @@ from xxhash import xxh3_64_intdigest
 
 from pdrelay.depot.base import EngineDepot, PageKind, Part
 from pdrelay.depot.server import DepotServer
-from pdrelay.kv.contract import KVContract
+from pdrelay.kv.contract import KVContract, KVGroup
 
 KEY = b"f" * 32
 
 
-def contract(**changes: object) -> KVContract:
+def contract(model: str = "m", **changes: object) -> KVContract:
+    """A contract with one group; `changes` are the group's."""
     fields: dict[str, object] = {
-        "model": "m", "revision": "r", "layers": 4, "heads": 1, "head_size": 64, "dtype": "float32",
-        "page_tokens": 16, "part_bytes": 1024, "codec": "emulated",
+        "layers": 4, "heads": 1, "head_size": 64, "dtype": "float32", "part_bytes": 1024, "codec": "emulated",
     }  # fmt: skip
-    return KVContract(**(fields | changes))  # type: ignore[arg-type]
+    group = KVGroup(**(fields | changes))  # type: ignore[arg-type]
+    return KVContract(model=model, revision="r", page_tokens=16, block_tokens=16, groups=(group,))
 
 
 def name(number: int) -> bytes:
@@ -40,11 +41,11 @@ def content(page: bytes, part: int, size: int, production: int = 0) -> bytes:
 def write_parts(
     depot: EngineDepot, owner: str, page: bytes, offset: int, shape: KVContract, parts: range, production: int = 0
 ) -> None:
-    done = []
+    done, size = [], shape.layout_of(page).part_bytes
     for part in parts:
-        at = offset + part * shape.part_bytes
-        depot.arena[at : at + shape.part_bytes] = content(page, part, shape.part_bytes, production)
-        done.append(Part(page, part, xxh3_64_intdigest(depot.arena[at : at + shape.part_bytes])))
+        at = offset + part * size
+        depot.arena[at : at + size] = content(page, part, size, production)
+        done.append(Part(page, part, xxh3_64_intdigest(depot.arena[at : at + size])))
     depot.publish(owner, done)
 
 
@@ -53,25 +54,29 @@ def produce(depot: EngineDepot, owner: str, pages: list[bytes], shape: KVContrac
     kinds = [PageKind.PREFIX] * (len(pages) - tail) + [PageKind.TRANSFER] * tail
     for page, offset in zip(pages, depot.reserve(owner, pages, kinds), strict=True):
         if offset is not None:
-            write_parts(depot, owner, page, offset, shape, range(shape.parts))
+            write_parts(depot, owner, page, offset, shape, range(shape.layout_of(page).parts))
 
 
 def intact(depot: EngineDepot, owner: str, pages: list[bytes], shape: KVContract) -> bool:
     """Whether all pages can be leased and hold what `produce` wrote."""
     offsets = depot.lease(owner, pages)
     return len(offsets) == len(pages) and all(
-        bytes(depot.arena[offset + part * shape.part_bytes :][: shape.part_bytes])
-        == content(page, part, shape.part_bytes)
+        depot.arena[offset : offset + shape.layout_of(page).page_bytes] == whole(page, shape)
         for page, offset in zip(pages, offsets, strict=True)
-        for part in range(shape.parts)
     )
+
+
+def whole(page: bytes, shape: KVContract, production: int = 0) -> bytes:
+    """All parts of a page."""
+    parts, size = shape.layout_of(page)
+    return b"".join(content(page, part, size, production) for part in range(parts))
 
 
 def production_of(depot: EngineDepot, page: bytes, offset: int, shape: KVContract) -> int | None:
     """Which production of the page is in the arena; None when its bytes are wrong or of several productions."""
     found = int.from_bytes(depot.arena[offset + 33 : offset + 37], "big")
-    whole = b"".join(content(page, part, shape.part_bytes, found) for part in range(shape.parts))
-    return found if whole == depot.arena[offset : offset + shape.page_bytes] else None
+    size = shape.layout_of(page).page_bytes
+    return found if depot.arena[offset : offset + size] == whole(page, shape, found) else None
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

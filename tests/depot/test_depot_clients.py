@@ -127,7 +127,7 @@ async def test_engines_of_one_model_must_agree(clients: Clients) -> None:
     await run(lambda: produce(first, "r", names(1), SHAPE))
     with pytest.raises(ContractError) as error:
         await clients.engine("d", contract(dtype="bfloat16"))
-    assert (error.value.field, error.value.ours, error.value.theirs) == ("dtype", "float32", "bfloat16")
+    assert (error.value.field, error.value.ours, error.value.theirs) == ("groups[0].dtype", "float32", "bfloat16")
     await clients.engine("d", contract(model="another", dtype="bfloat16"))
     first.close()
     deadline = asyncio.get_running_loop().time() + 5
@@ -180,7 +180,7 @@ async def test_events_open_with_the_present_and_follow_changes(clients: Clients)
 
 async def test_a_local_transfer_pins_what_is_still_to_come(clients: Clients) -> None:
     engine, control = await clients.engine("p"), await clients.control()
-    await control.transfer(Transfer(xfer="x", names=names(1, 2), tail=True))
+    await control.transfer(Transfer(xfer="x", names=names(1, 2), tails=1))
     await run(lambda: produce(engine, "r", names(1, 2), SHAPE, tail=True))
     await run(lambda: engine.release("r"))
     await control.wait(names(1, 2))

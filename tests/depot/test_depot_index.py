@@ -9,10 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pdrelay.depot.base import PageKind
-from pdrelay.depot.index import Index, Layout, Lost, Page
+from pdrelay.depot.index import Index, Lost, Page
 from pdrelay.errors import ArenaFullError, ProtocolError
+from pdrelay.kv.contract import Layout
 
 LAYOUT = Layout(parts=2, part_bytes=64)
+
+
+def layout_of(name: bytes) -> Layout:
+    return LAYOUT
+
+
 PREFIX, TRANSFER = PageKind.PREFIX, PageKind.TRANSFER
 
 
@@ -21,7 +28,7 @@ def index_of(pages: int) -> Index:
 
 
 def fill(index: Index, owner: str, *numbers: int, kind: PageKind = PREFIX) -> None:
-    index.reserve(owner, names(*numbers), [kind] * len(numbers), LAYOUT)
+    index.reserve(owner, names(*numbers), [kind] * len(numbers), layout_of)
     for number in numbers:
         index.publish(owner, name(number), 0, [number, number])
 
@@ -35,7 +42,7 @@ def test_least_recently_used_pages_go_first_and_pinned_ones_never() -> None:
     assert [index.complete(name(n)) for n in (1, 2, 3, 4)] == [True, True, False, True]
     index.pin("reader", names(1, 4))
     with pytest.raises(ArenaFullError) as error:
-        index.reserve("w", names(5), [PREFIX], LAYOUT)
+        index.reserve("w", names(5), [PREFIX], layout_of)
     assert not error.value.hopeless
     assert index.reserve_waits == 1
 
@@ -52,15 +59,15 @@ def test_a_prefix_is_evicted_from_its_end() -> None:
 def test_reserving_is_all_or_nothing() -> None:
     index = index_of(2)
     with pytest.raises(ArenaFullError) as error:
-        index.reserve("w", names(1, 2, 3), [PREFIX] * 3, LAYOUT)
+        index.reserve("w", names(1, 2, 3), [PREFIX] * 3, layout_of)
     assert error.value.hopeless
     assert index.owners == index.used_bytes == len(index) == 0
 
 
 def test_there_is_one_writer() -> None:
     index = index_of(4)
-    assert index.reserve("a", names(1, 2, 1), [PREFIX] * 3, LAYOUT) == [0, 128, None]
-    assert index.reserve("b", names(1, 3), [PREFIX] * 2, LAYOUT) == [None, 256]
+    assert index.reserve("a", names(1, 2, 1), [PREFIX] * 3, layout_of) == [0, 128, None]
+    assert index.reserve("b", names(1, 3), [PREFIX] * 2, layout_of) == [None, 256]
     assert not index.publish("b", name(1), 0, [7])
     with pytest.raises(ProtocolError):
         index.publish("a", name(1), 2, [7])
@@ -68,7 +75,7 @@ def test_there_is_one_writer() -> None:
 
 def test_the_death_of_a_writer_makes_its_incomplete_pages_absent() -> None:
     index = index_of(4)
-    index.reserve("a", names(1, 2), [PREFIX] * 2, LAYOUT)
+    index.reserve("a", names(1, 2), [PREFIX] * 2, layout_of)
     index.publish("a", name(1), 0, [5, 5])
     index.publish("a", name(2), 0, [5])
     index.take_changes()
@@ -94,20 +101,20 @@ def test_a_pin_may_come_before_its_page() -> None:
     index.pin("transfer", names(1))
     fill(index, "w", 1)
     with pytest.raises(ArenaFullError):
-        index.reserve("w", names(2), [PREFIX], LAYOUT)
+        index.reserve("w", names(2), [PREFIX], layout_of)
 
 
 def test_bytes_stay_in_place_while_a_thread_uses_them() -> None:
     index = index_of(1)
-    index.reserve("w", names(1), [PREFIX], LAYOUT)
+    index.reserve("w", names(1), [PREFIX], layout_of)
     page = index.get(name(1))
     assert page is not None
     index.hold(page)
     index.release("w")
     with pytest.raises(ArenaFullError):
-        index.reserve("w", names(2), [PREFIX], LAYOUT)
+        index.reserve("w", names(2), [PREFIX], layout_of)
     index.unhold(page)
-    assert index.reserve("w", names(2), [PREFIX], LAYOUT) == [0]
+    assert index.reserve("w", names(2), [PREFIX], layout_of) == [0]
 
 
 OWNERS, NAMES = st.sampled_from("abc"), st.lists(st.integers(0, 7), min_size=1, max_size=4)
@@ -127,7 +134,7 @@ class IndexMachine(RuleBasedStateMachine):
         before = {number: self.index.get(name(number)) for number in numbers}
         layout = Layout(2, 128) if wide else LAYOUT
         try:
-            offsets = self.index.reserve(owner, names(*numbers), [kind] * len(numbers), layout)
+            offsets = self.index.reserve(owner, names(*numbers), [kind] * len(numbers), lambda _: layout)
         except ArenaFullError:
             return
         for number, offset in zip(numbers, offsets, strict=True):
@@ -192,7 +199,7 @@ class IndexMachine(RuleBasedStateMachine):
         for owner in "abc":
             self.index.release(owner)
         assert self.index.owners == self.index.reserved == self.index.pinned == 0
-        self.index.evict_all(LAYOUT)
+        self.index.evict_all([LAYOUT])
         self.index.evict_all(Layout(2, 128))
         assert self.index.used_bytes == 0
 

@@ -166,7 +166,7 @@ async def test_pages_cross_a_tls_link_and_all_counters_return(world: World) -> N
     prefill, decode, control = await p.engine("prefill"), await d.engine("decode"), await p.control()
     there = await d.control()
     pages = names(*range(40))
-    await control.transfer(Transfer(xfer="x", names=pages, tail=True, to="d", addressee="decode"))
+    await control.transfer(Transfer(xfer="x", names=pages, tails=1, to="d", addressee="decode"))
     async with asyncio.timeout(20):
         waiting = asyncio.create_task(there.wait(pages, "decode"))
         await run(lambda: produce(prefill, "r", pages, SHAPE, tail=True))

@@ -65,7 +65,7 @@ class Pair:
 
 async def test_pages_follow_an_offer_made_before_they_exist() -> None:
     pair = Pair()
-    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2, 3), tail=True, to="d", addressee="decode"))
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2, 3), tails=1, to="d", addressee="decode"))
     assert pair.take_events() == [Offered("x", 0)]
     produce(pair.prefill, "r", names(1, 2, 3), SHAPE, tail=True)
     pair.prefill.release("r")
@@ -99,7 +99,7 @@ async def test_parts_stream_on_before_their_page_is_complete() -> None:
     (offset,) = pair.prefill.reserve("r", names(1), [PREFIX])
     assert offset is not None
     write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(3))
-    assert pair.d.hub.stats().received_bytes == 3 * SHAPE.part_bytes
+    assert pair.d.hub.stats().received_bytes == 3 * SHAPE.layouts[0].part_bytes
     write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(3, 4))
     assert Delivered("x") in pair.take_events()
     await pair.control.end("x")
@@ -140,7 +140,7 @@ async def test_a_second_transfer_takes_over_from_one_that_ends() -> None:
 
 
 async def test_corrupt_parts_are_dropped_counted_and_sent_again() -> None:
-    pair = Pair(batch_bytes=SHAPE.part_bytes)
+    pair = Pair(batch_bytes=SHAPE.layouts[0].part_bytes)
     pair.link.corrupt_next = 3
     produce(pair.prefill, "r", names(1, 2), SHAPE)
     await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
@@ -267,7 +267,7 @@ async def test_a_page_that_was_given_up_stalls_after_a_while() -> None:
 
 async def test_a_demoted_transfer_finishes_without_tail_and_ends_by_itself() -> None:
     pair = Pair()
-    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2, 3), tail=True, to="d"))
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2, 3), tails=1, to="d"))
     produce(pair.prefill, "r", names(1), SHAPE)
     await pair.control.demote("x")
     await pair.control.aclose()
@@ -363,7 +363,7 @@ class Chaos(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pair = Pair(pages_there=4, stepped=True, batch_bytes=2 * SHAPE.part_bytes)
+        self.pair = Pair(pages_there=4, stepped=True, batch_bytes=2 * SHAPE.layouts[0].part_bytes)
         self.production: dict[int, int] = {}
         self.productions = 0
 

@@ -27,6 +27,7 @@ from pdrelay.perf.profile import Profile, load, shipped
 
 PROFILE = load(shipped("tiny-emulated"))
 CONTRACT = PROFILE.contract("m")
+LAYOUT = CONTRACT.layouts[0]
 MAX_MODEL_LEN = 4096
 
 
@@ -74,7 +75,7 @@ def pages_of(prompt: list[int]) -> PromptPages:
 async def pin(site: Site, prompt: list[int]) -> None:
     """Keeps the prompt's pages, the tail too, as the gateway's transfer does."""
     pages = pages_of(prompt)
-    transfer = Transfer(xfer=pages.names[-1].hex(), names=list(pages.names), tail=pages.tail is not None)
+    transfer = Transfer(xfer=pages.names[-1].hex(), names=list(pages.names), tails=int(pages.tail is not None))
     await site.control.transfer(transfer)
 
 
@@ -91,7 +92,7 @@ async def ship(source: Site, target: Site, prompt: list[int], damage: int | None
         if index == damage:
             page[12345 % len(page)] ^= 1
         receiver.arena[place : place + len(page)] = page
-        slices = [bytes(page[part * CONTRACT.part_bytes :][: CONTRACT.part_bytes]) for part in range(CONTRACT.parts)]
+        slices = [bytes(page[part * LAYOUT.part_bytes :][: LAYOUT.part_bytes]) for part in range(LAYOUT.parts)]
         receiver.publish("x", [Part(name, n, xxhash.xxh3_64_intdigest(data)) for n, data in enumerate(slices)])
     sender.close()
     receiver.release("x")

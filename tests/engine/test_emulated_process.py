@@ -99,7 +99,7 @@ def deployment(address: str, tls: Path) -> str:
 async def test_sessions_and_clean_end(engine: RunningEngine, tmp_path: Path, eventually) -> None:
     client = WebSocketEngine("engine", engine.address, engine.context)
     await eventually(lambda: client.status.healthy)
-    assert client.status.hello.page_bytes == PROFILE.kv.page_bytes
+    assert client.status.hello.contract.page_bytes == PROFILE.kv.page_bytes
     prefill = client.open(Open(sid="p", mode="prefill", prompt=PROMPT, sampling=SAMPLING))
     first, _ = [event async for event in prefill.events()]
     assert first == Tokens("p", 0, EXPECTED[:1])

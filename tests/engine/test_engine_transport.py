@@ -36,6 +36,7 @@ from pdrelay.engine.messages import (
     encode,
 )
 from pdrelay.errors import EngineRejectedError, EngineUnavailableError
+from pdrelay.kv.contract import KVContract
 
 
 class CountingBackend:
@@ -44,7 +45,7 @@ class CountingBackend:
     def __init__(self, *, instance: str = "engine", epoch: str = "1", version: int = 1) -> None:
         self.hello = Hello(
             version=version, instance=instance, epoch=epoch, model="m", max_model_len=1000, max_num_seqs=64,
-            page_tokens=32, page_bytes=1024, model_scope=("m", ""),
+            contract=KVContract(model="m", revision="", page_tokens=32, block_tokens=32, groups=()),
         )  # fmt: skip
         self.live = 0
         self.started = 0

@@ -9,11 +9,12 @@ from pdrelay.engine.messages import Extended, Finished, Opened, Sampling, Tokens
 from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
 from pdrelay.gateway.base import DebugControls, GenerationRequest
 from pdrelay.gateway.request import RequestRun, Route
+from pdrelay.kv.demand import Demand
 from pdrelay.kv.names import prompt_pages
 from pdrelay.policy.base import Pipeline, Placement
 from pdrelay.policy.handoff import RelayBound
 
-PAGES = prompt_pages(list(range(40)), 16, b"r" * 32, b"k")
+PAGES = Demand(prompt_pages(list(range(40)), 16, b"r" * 32, b"k").names, tails=1)
 
 
 class ScriptedSession:

@@ -13,6 +13,7 @@ from pdrelay.engine.messages import VERSION, Hello, Sampling
 from pdrelay.errors import DepotUnavailableError, PlacementError
 from pdrelay.gateway.base import GenerationRequest
 from pdrelay.gateway.coordinator import Coordinator
+from pdrelay.kv.contract import KVContract, KVGroup
 
 DEPLOYMENT = msgspec.convert(
     {
@@ -24,8 +25,9 @@ DEPLOYMENT = msgspec.convert(
     },
     Deployment,
 )  # fmt: skip
-HELLO = Hello(version=VERSION, instance="e", epoch="1", model="m", max_model_len=99, max_num_seqs=1, page_tokens=16,
-              page_bytes=64, model_scope=("m", ""))  # fmt: skip
+GROUP = KVGroup(layers=1, heads=1, head_size=1, dtype="int8", part_bytes=64, codec="c")
+CONTRACT = KVContract(model="m", revision="", page_tokens=16, block_tokens=16, groups=(GROUP,))
+HELLO = Hello(version=VERSION, instance="e", epoch="1", model="m", max_model_len=99, max_num_seqs=1, contract=CONTRACT)
 REQUEST = GenerationRequest("r", time.monotonic(), [1, 2, 3], Sampling(max_tokens=1))
 
 

@@ -19,7 +19,7 @@ TOKENS = st.integers(1, 4000)
 def test_smollm2_kv_is_the_models() -> None:
     assert SMOL.kv.bytes_per_token == 23_040
     contract = SMOL.contract("m", "r")
-    assert (contract.parts, contract.part_bytes, contract.page_bytes) == (30, 24_576, 737_280)
+    assert (contract.layouts, contract.page_bytes) == (((30, 24_576),), 737_280)
     assert contract.bytes_per_token == 23_040
 
 

@@ -13,7 +13,7 @@ from pdrelay.depot.base import PageKind
 from pdrelay.depot.memory import MemoryDepot
 from pdrelay.engine.vllm.settings import Settings
 from pdrelay.errors import ConfigError
-from pdrelay.kv.contract import KVContract
+from pdrelay.kv.contract import KVContract, KVGroup
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # their own
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.vllm
 
 LAYERS = 3
 CONTRACT = KVContract(
-    model="m", revision="", layers=LAYERS, heads=2, head_size=4, dtype="float32", page_tokens=16, part_bytes=1024,
-    codec="test",
+    model="m", revision="", page_tokens=16, block_tokens=16,
+    groups=(KVGroup(layers=LAYERS, heads=2, head_size=4, dtype="float32", part_bytes=1024, codec="test"),),
 )  # fmt: skip
 PAGE = b"p" * 32
 

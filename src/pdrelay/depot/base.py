@@ -80,7 +80,8 @@ class EngineDepot(Protocol):
         ...
 
     def report_held(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Tells which prefix pages entered and left this engine's own KV cache. Does not wait for an answer."""
+        """Tells which prefix pages entered and left this engine's own KV cache, by logical names: a page counts as
+        held when the engine has it in every KV group that going on from there needs. Does not wait for an answer."""
         ...
 
     def close(self) -> None:
@@ -95,8 +96,8 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     xfer: str
-    names: list[bytes]  # in token order
-    tail: bool = False  # the last name is a transfer page
+    names: list[bytes]  # in token order, pages of all KV groups
+    tails: int = 0  # how many of the last names are transfer pages
     to: str | None = None  # depot; None only pins the names here
     addressee: str = ""  # engine that will load them; what its own cache holds is not sent
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pdrelay.depot.index import Index, Layout
+from collections.abc import Sequence
+
+from pdrelay.depot.index import Index
 from pdrelay.kv.contract import KVContract
+from pdrelay.kv.names import in_group
 
 ModelScope = tuple[str, str]
 
@@ -11,11 +14,6 @@ ModelScope = tuple[str, str]
 def scope_of(contract: KVContract) -> ModelScope:
     """Model and revision: two contracts of one scope must be equal."""
     return contract.model, contract.revision
-
-
-def layout_of(contract: KVContract) -> Layout:
-    """The shape of its pages."""
-    return Layout(contract.parts, contract.part_bytes)
 
 
 class Contracts:
@@ -31,9 +29,9 @@ class Contracts:
         scope = scope_of(contract)
         known = self._contracts.get(scope)
         if known is not None and known != contract:
-            if self._holders[scope] - {holder} or self._index.in_use(layout_of(known)):
+            if self._holders[scope] - {holder} or self._index.in_use(known.layouts):
                 known.require_equal(contract)
-            self._index.evict_all(layout_of(known))
+            self._index.evict_all(known.layouts)
         self._contracts[scope] = contract
         self._holders.setdefault(scope, set()).add(holder)
 
@@ -54,6 +52,11 @@ class Contracts:
         """The contract of the holders whose name starts with `prefix`, when it is exactly one."""
         declared = self.declared(prefix)
         return declared[0] if len(declared) == 1 else None
+
+    def in_all_groups(self, names: Sequence[bytes]) -> list[bytes]:
+        """Names of the pages of every KV group for the tokens of `names`."""
+        groups = max((len(contract.groups) for contract in self._contracts.values()), default=1)
+        return [in_group(name, group) for name in names for group in range(groups)]
 
     def only(self) -> KVContract | None:
         """The contract, when there is exactly one in force."""

@@ -22,9 +22,9 @@ from pdrelay.depot.base import (
     Transfer,
     TransferStats,
 )
-from pdrelay.depot.contracts import Contracts, layout_of
+from pdrelay.depot.contracts import Contracts
 from pdrelay.depot.inbox import Inbox
-from pdrelay.depot.index import Changes, Index, Layout
+from pdrelay.depot.index import Changes, Index
 from pdrelay.depot.receiving import Receivers
 from pdrelay.depot.sending import Senders
 from pdrelay.depot.waiters import HeldPages, Waiter, Waiters
@@ -81,7 +81,7 @@ class Hub:
             self.emit(Forgotten(instance))
             if names := self.held.names_of(instance):
                 self.emit(Stored(instance, names))
-            self.receivers.held_changed(instance, [], list(gone))
+            self.receivers.held_changed(instance, [], self.contracts.in_all_groups(list(gone)))
         self._contracts_changed()
 
     def lease(self, connection: int, owner: str, names: Sequence[bytes]) -> list[int]:
@@ -96,7 +96,7 @@ class Hub:
     ) -> list[int | None]:
         """See EngineDepot.reserve."""
         try:
-            offsets = self._reserve(owner, names, kinds, layout_of(contract))
+            offsets = self._reserve(owner, names, kinds, contract)
         finally:
             self.settle()
         if any(offset is not None for offset in offsets):
@@ -104,11 +104,11 @@ class Hub:
         return offsets
 
     def _reserve(
-        self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind], layout: Layout
+        self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind], contract: KVContract
     ) -> list[int | None]:
         while True:
             try:
-                return self.index.reserve(owner, names, kinds, layout)
+                return self.index.reserve(owner, names, kinds, contract.layout_of)
             except ArenaFullError as error:
                 # Pages that only a demoted transfer keeps here must not hold up a prompt that somebody waits for.
                 if error.hopeless or not self.senders.shed():
@@ -133,8 +133,9 @@ class Hub:
             self.emit(Removed(instance, list(removed)))
         if added:
             self.emit(Stored(instance, list(added)))
-            self.waiters.arrived(added, instance)
-        self.receivers.held_changed(instance, added, removed)
+            self.waiters.arrived(self.contracts.in_all_groups(added), instance)
+        came, went = self.contracts.in_all_groups(added), self.contracts.in_all_groups(removed)
+        self.receivers.held_changed(instance, came, went)
         self.settle()
 
     # Gateways

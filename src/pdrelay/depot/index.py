@@ -8,25 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdrelay.depot.arena import ExtentAllocator, aligned
 from pdrelay.depot.base import PageKind
 from pdrelay.errors import ArenaFullError, ProtocolError
-
-
-class Layout(NamedTuple):
-    """The shape of a page: `parts` parts of `part_bytes` bytes, one after the other."""
-
-    parts: int
-    part_bytes: int
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page."""
-        return self.parts * self.part_bytes
+from pdrelay.kv.contract import Layout
 
 
 @dataclass(slots=True, eq=False)
@@ -193,18 +182,19 @@ class Index:
     # Writing
 
     def reserve(
-        self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind], layout: Layout
+        self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind], layout_of: Callable[[bytes], Layout]
     ) -> list[int | None]:
         """Makes `owner` the writer of each absent page. Raises ArenaFullError, and reserves none, without room."""
         fresh = {name: kind for name, kind in zip(names, kinds, strict=True) if name not in self._pages}
         if not fresh:
             return [None] * len(names)
-        offsets = dict(zip(fresh, self._allocate(len(fresh), layout.page_bytes), strict=True))
+        layouts = {name: layout_of(name) for name in fresh}
+        offsets = dict(zip(fresh, self._allocate([at.page_bytes for at in layouts.values()]), strict=True))
         holdings = self._holdings(owner)
         for name, kind in fresh.items():
             self._epoch += 1
-            self._pages[name] = Page(name, kind, layout, offsets[name], self._epoch, owner)
-            self._pages[name].checksums.frombytes(bytes(8 * layout.parts))
+            self._pages[name] = Page(name, kind, layouts[name], offsets[name], self._epoch, owner)
+            self._pages[name].checksums.frombytes(bytes(8 * layouts[name].parts))
             holdings.writes[name] = None
             if kind is PageKind.TRANSFER:
                 self.pin(owner, [name])  # or it would go the moment it is complete
@@ -276,13 +266,13 @@ class Index:
             else:
                 self._settle(page)
 
-    def in_use(self, layout: Layout) -> bool:
-        """Whether a page of this layout is pinned, being written or being read."""
-        return any(page.layout == layout and page.name not in self._idle for page in self)
+    def in_use(self, layouts: Collection[Layout]) -> bool:
+        """Whether a page of one of these layouts is pinned, being written or being read."""
+        return any(page.layout in layouts and page.name not in self._idle for page in self)
 
-    def evict_all(self, layout: Layout) -> None:
-        """Drops every unpinned complete page of this layout."""
-        for page in [page for page in self._idle.values() if page.layout == layout]:
+    def evict_all(self, layouts: Collection[Layout]) -> None:
+        """Drops every unpinned complete page of these layouts."""
+        for page in [page for page in self._idle.values() if page.layout in layouts]:
             self._evict(page)
 
     # Inside
@@ -341,21 +331,21 @@ class Index:
         self._allocator.free(page.offset, page.layout.page_bytes)
         self._changes.room = True
 
-    def _allocate(self, count: int, size: int) -> list[int]:
-        needed = count * aligned(size)
+    def _allocate(self, sizes: Sequence[int]) -> list[int]:
+        needed = sum(aligned(size) for size in sizes)
         available = self.available
         offsets: list[int] = []
-        while needed <= available and len(offsets) < count:
-            offset = self._allocator.allocate(size)
+        while needed <= available and len(offsets) < len(sizes):
+            offset = self._allocator.allocate(sizes[len(offsets)])
             if offset is not None:
                 offsets.append(offset)
             elif self._idle:
                 self._evict(next(iter(self._idle.values())))
             else:  # enough bytes, but in pieces too small
                 break
-        if len(offsets) == count:
+        if len(offsets) == len(sizes):
             return offsets
-        for offset in offsets:
+        for offset, size in zip(offsets, sizes, strict=False):  # the first of them were had
             self._allocator.free(offset, size)
         self.reserve_waits += 1
         raise ArenaFullError(needed, available, self.capacity)

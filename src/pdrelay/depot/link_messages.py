@@ -45,7 +45,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, tag="offer", array_like=T
 
     xfer: str
     names: list[bytes]
-    tail: bool
+    tails: int  # how many of the last names are transfer pages
     addressee: str
     background: bool
     contract: KVContract | None
@@ -65,10 +65,10 @@ class Ended(msgspec.Struct, frozen=True, tag="ended", array_like=True):
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered", array_like=True):
-    """The receiver has `have` of the names."""
+    """The receiver, or the addressee's cache, has the names in bitmap `held`."""
 
     xfer: str
-    have: int
+    held: bytes  # little-endian bitmap over the offer's names
 
 
 class Want(msgspec.Struct, frozen=True, tag="want", array_like=True):

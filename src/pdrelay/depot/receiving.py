@@ -6,17 +6,20 @@ transfers never hold half of what they need each and wait for the other.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.arena import aligned
 from pdrelay.depot.base import PageKind
-from pdrelay.depot.contracts import Contracts, layout_of
+from pdrelay.depot.contracts import Contracts
 from pdrelay.depot.inbox import Inbox, Landed, Slot, runs_of_bits
-from pdrelay.depot.index import Changes, Index, Layout, Page
+from pdrelay.depot.index import Changes, Index, Page
 from pdrelay.depot.waiters import HeldPages
 from pdrelay.errors import ArenaFullError
+from pdrelay.kv.contract import KVContract
 
 LOST_PEER_SECONDS = 15.0
 """What a depot sent stays pinned for so long after its link broke."""
@@ -51,6 +54,7 @@ class Receiving:
     background: bool
     lacking: dict[bytes, None] = field(default_factory=dict)  # neither here nor held by the addressee
     arrived: bool = False
+    tails: frozenset[bytes] = frozenset()  # names of transfer pages
     yielded: bool = False  # its complete pages are not pinned: an older one needs their room
 
     @property
@@ -132,7 +136,7 @@ class Receivers:
         else:
             receiving.offer, receiving.background = offer, offer.background
             self._shorten(receiving, len(offer.names))
-        self._tell(receiving, link.Answered(offer.xfer, len(receiving.names) - len(receiving.lacking)))
+        self._tell(receiving, link.Answered(offer.xfer, self._held_bits(receiving)))
         fetched = [self._fetches[name] for name in receiving.names if name in self._fetches]
         self._want(receiving, [fetch for fetch in fetched if fetch.receiving is receiving])
         receiving.arrived = False
@@ -140,7 +144,8 @@ class Receivers:
         self.pump()
 
     def _accept(self, peer: str, offer: link.Offer) -> Receiving:
-        receiving = Receiving(peer, offer, list(dict.fromkeys(offer.names)), offer.background)
+        tails = frozenset(offer.names[len(offer.names) - offer.tails :])
+        receiving = Receiving(peer, offer, list(dict.fromkeys(offer.names)), offer.background, tails=tails)
         self._live[receiving.key] = receiving
         self._index.pin(receiving.owner, receiving.names)
         for name in receiving.names:
@@ -186,21 +191,22 @@ class Receivers:
     def _reserve(self, receiving: Receiving) -> bool:
         """Reserves and wants what is absent; False when room ran out and younger transfers must wait."""
         self._pin(receiving)
-        layout = self._layout(receiving)
+        contract = self._contract(receiving)
         absent = [name for name in receiving.lacking if self._index.get(name) is None and name not in self._fetches]
-        if layout is None or not absent:
+        if contract is None or not absent:
             return True
-        size = aligned(layout.page_bytes)
-        names = absent[: self._index.available // size]
+        ends = list(accumulate(aligned(contract.layout_of(name).page_bytes) for name in absent))
+        names = absent[: bisect_right(ends, self._index.available)]
+        kinds = [self._kind(receiving, name) for name in names]
         try:
-            self._index.reserve(receiving.owner, names, [self._kind(receiving, name) for name in names], layout)
+            self._index.reserve(receiving.owner, names, kinds, contract.layout_of)
         except ArenaFullError:  # enough room in all, but in pieces too small
             names = []
         self._want(receiving, [self._open(receiving, name) for name in names])
         if len(names) == len(absent):
             return True
         self.waits += 1
-        return len(absent) * size > self._index.capacity  # what can never fit must not stop the others
+        return ends[-1] > self._index.capacity  # what can never fit must not stop the others
 
     def _watch_room(self, now: float) -> None:
         """Breaks two deadlocks. The sender's arena is full of a transfer that waits for room here, which another holds
@@ -255,15 +261,17 @@ class Receivers:
             wants.append(link.Want(fetch.page.name, fetch.epoch, link.pack_bits(lacking)))
         self._tell(receiving, link.Wants(receiving.offer.xfer, wants))
 
-    def _layout(self, receiving: Receiving) -> Layout | None:
+    def _contract(self, receiving: Receiving) -> KVContract | None:
         contract = self._contracts.of(f"engine:{receiving.offer.addressee}:") if receiving.offer.addressee else None
         contract = contract or receiving.offer.contract or self._contracts.of(f"peer:{receiving.peer}")
-        contract = contract or self._contracts.only()
-        return layout_of(contract) if contract is not None else None
+        return contract or self._contracts.only()
+
+    def _held_bits(self, receiving: Receiving) -> bytes:
+        held = sum(1 << at for at, name in enumerate(receiving.names) if name not in receiving.lacking)
+        return link.pack_bits(held)
 
     def _kind(self, receiving: Receiving, name: bytes) -> PageKind:
-        is_tail = receiving.offer.tail and name == receiving.offer.names[-1]
-        return PageKind.TRANSFER if is_tail else PageKind.PREFIX
+        return PageKind.TRANSFER if name in receiving.tails else PageKind.PREFIX
 
     # Receiving
 

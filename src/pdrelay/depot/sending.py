@@ -90,7 +90,7 @@ class Senders:
         if sending.transfer.to is None:
             self.end(xfer)
             return
-        self._shorten(sending, len(sending.names) - sending.transfer.tail)
+        self._shorten(sending, len(sending.names) - sending.transfer.tails)
 
     def end(self, xfer: str) -> TransferStats:
         """Ends a transfer at both ends."""
@@ -145,18 +145,19 @@ class Senders:
         if sending is None or sending.transfer.to != origin:
             return
         if isinstance(message, link.Answered):
-            self._on_answered(sending, message.have)
+            self._on_answered(sending, message.held)
         elif isinstance(message, link.Wants):
             self._on_wants(sending, message.wants)
         elif isinstance(message, link.Arrived):
             self._on_arrived(sending)
 
-    def _on_answered(self, sending: Sending, have: int) -> None:
+    def _on_answered(self, sending: Sending, bits: bytes) -> None:
         if sending.have is None:
-            contract = self._contracts.only()
-            sending.have = have
-            sending.saved = have * contract.page_bytes if contract is not None else 0
-            self._emit(Offered(sending.transfer.xfer, have))
+            contract, held = self._contracts.only(), link.unpack_bits(bits)
+            names = [name for at, name in enumerate(sending.names) if held >> at & 1]
+            sending.have = len(names)
+            sending.saved = sum(contract.layout_of(name).page_bytes for name in names) if contract is not None else 0
+            self._emit(Offered(sending.transfer.xfer, sending.have))
 
     def _on_wants(self, sending: Sending, wants: Sequence[link.Want]) -> None:
         for want in wants:
@@ -248,10 +249,9 @@ class Senders:
         ageing = self.peers[to].rate / 2
 
         def rank(sending: Sending) -> tuple[bool, float]:
-            page = self._index.get(next(iter(sending.ready)))
-            page_bytes = page.layout.page_bytes if page is not None else 0
-            pages = sum(wanted.missing != 0 for wanted in sending.wanted.values())
-            return sending.demoted, pages * page_bytes - (now - sending.started) * ageing
+            lined_up = [self._index.get(name) for name, wanted in sending.wanted.items() if wanted.missing]
+            size = sum(page.layout.page_bytes for page in lined_up if page is not None)
+            return sending.demoted, size - (now - sending.started) * ageing
 
         return sorted(waiting, key=rank)
 
@@ -272,7 +272,7 @@ class Senders:
                 link.Offer(
                     xfer=sending.transfer.xfer,
                     names=sending.names,
-                    tail=sending.transfer.tail and not sending.demoted,
+                    tails=0 if sending.demoted else sending.transfer.tails,
                     addressee=sending.transfer.addressee,
                     background=sending.demoted,
                     contract=self._contracts.only(),

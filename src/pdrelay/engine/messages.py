@@ -16,6 +16,8 @@ from typing import Literal
 
 import msgspec
 
+from pdrelay.kv.contract import KVContract
+
 PATH = "/inference/pdrelay/sessions"
 VERSION = 1
 SUBPROTOCOL = f"pdrelay.v{VERSION}"  # the WebSocket subprotocol: a client of another version is told so at once
@@ -91,9 +93,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     model: str
     max_model_len: int
     max_num_seqs: int
-    page_tokens: int
-    page_bytes: int
-    model_scope: tuple[str, str]  # model and revision as they enter page names
+    contract: KVContract  # with model and revision as they enter page names
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):

@@ -18,6 +18,8 @@ from pdrelay.gateway.base import GenerationRequest, InstanceState
 from pdrelay.gateway.index import PageIndex
 from pdrelay.gateway.legs import Notice
 from pdrelay.gateway.request import RequestRun, Route
+from pdrelay.kv.contract import KVGroup
+from pdrelay.kv.demand import demand, most_prompt_tokens, published_tokens
 from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
 from pdrelay.policy.base import InstanceView, LinkView, Placement, RequestView, Snapshot
 from pdrelay.policy.handoff import RelayBound
@@ -59,7 +61,7 @@ class Coordinator:
         hellos = self._hellos()
         if not hellos:
             return self._deployment.model.max_model_len
-        return min(self._smallest_arena // hello.page_bytes * hello.page_tokens for hello in hellos)
+        return min(most_prompt_tokens(self._smallest_arena, hello.contract) for hello in hellos)
 
     def generate(self, request: GenerationRequest) -> RequestRun:
         """Places one request. Raises PlacementError naming what is down."""
@@ -84,7 +86,7 @@ class Coordinator:
         def forget() -> None:
             self._running.pop(request.request_id, None)
 
-        run = RequestRun(request, pages, self._route(placement), on_close=forget)
+        run = RequestRun(request, demand(pages, self._groups), self._route(placement), on_close=forget)
         self._running[request.request_id] = run
         return run
 
@@ -112,13 +114,19 @@ class Coordinator:
     def _hellos(self) -> list[Hello]:
         return [engine.status.hello for engine in self._engines.values() if engine.status.hello]
 
+    @property
+    def _groups(self) -> tuple[KVGroup, ...]:
+        return next(hello.contract.groups for hello in self._hellos())
+
     def _name_pages(self, request: GenerationRequest) -> PromptPages:
         hellos = self._hellos()
         if not hellos:
             details = ", ".join(f"{state.instance}: {state.detail}" for state in self.health())
             raise PlacementError(f"no engine has been reached yet ({details})")
-        key, scope = self._fleet_key(), Scope(*hellos[0].model_scope, cache_salt=request.cache_salt)
-        return prompt_pages(request.prompt, hellos[0].page_tokens, root(scope, key), key)
+        key, contract = self._fleet_key(), hellos[0].contract
+        scope = Scope(contract.model, contract.revision, cache_salt=request.cache_salt)
+        published = request.prompt[: published_tokens(len(request.prompt), contract.groups)]
+        return prompt_pages(published, contract.page_tokens, root(scope, key), key)
 
     def _fleet_key(self) -> bytes:
         """The same at every depot: from any that has been reached."""
@@ -129,8 +137,7 @@ class Coordinator:
         raise PlacementError(f"no depot has been reached yet ({details})")
 
     def _held_tokens(self, instance: str, pages: PromptPages) -> int:
-        host = self._instances[instance].host
-        return pages.tokens_in(self._index.leading(pages.names, host, instance))
+        return self._index.usable(pages, self._groups, self._instances[instance].host, instance)
 
     def _snapshot(self) -> Snapshot:
         instances = tuple(self._view(instance) for instance in self._deployment.instance)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdrelay.depot.base import Forgotten, Removed, Stored
+from pdrelay.kv.contract import KVGroup
+from pdrelay.kv.demand import usable_prefix
+from pdrelay.kv.names import PromptPages, logical
 
 
 class PageIndex:
@@ -23,10 +26,7 @@ class PageIndex:
             case Forgotten(holder):
                 self._held.pop(holder, None)
 
-    def leading(self, names: Sequence[bytes], *holders: str) -> int:
-        """How many leading `names` some of `holders` has."""
-        sets = [self._held[holder] for holder in holders if holder in self._held]
-        for count, name in enumerate(names):
-            if not any(name in held for held in sets):
-                return count
-        return len(names)
+    def usable(self, pages: PromptPages, groups: Sequence[KVGroup], depot: str, engine: str) -> int:
+        """Tokens of the prompt that need not be computed, given what `depot` and the own cache of `engine` have."""
+        stored, held = self._held.get(depot, set()), self._held.get(engine, set())
+        return usable_prefix(pages, groups, lambda name: name in stored or logical(name) in held)

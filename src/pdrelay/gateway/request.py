@@ -23,7 +23,7 @@ from pdrelay.gateway.base import Finish, GenerationRequest, Tier, TokenBatch, Tr
 from pdrelay.gateway.handoff import Handoff
 from pdrelay.gateway.legs import Inbox, Leg, Lost, Notice
 from pdrelay.gateway.splice import Splice
-from pdrelay.kv.names import PromptPages
+from pdrelay.kv.demand import Demand
 from pdrelay.policy.base import Pipeline, Placement
 from pdrelay.policy.handoff import Action, Mode, RelayBound
 
@@ -50,9 +50,7 @@ class Route(NamedTuple):
 class RequestRun:
     """One running request; a TokenStream."""
 
-    def __init__(
-        self, request: GenerationRequest, pages: PromptPages, route: Route, on_close: Callable[[], None]
-    ) -> None:
+    def __init__(self, request: GenerationRequest, pages: Demand, route: Route, on_close: Callable[[], None]) -> None:
         self.request, self.route = request, route
         self.finish: Finish | None = None
         self._pages, self._on_close = pages, on_close
@@ -148,7 +146,7 @@ class RequestRun:
         transfer = Transfer(
             xfer=self.request.request_id,
             names=list(self._pages.names),
-            tail=self._pages.tail is not None,
+            tails=self._pages.tails,
             to=self.route.main_depot,
             addressee=self.route.placement.main,
         )

@@ -5,6 +5,9 @@ LoRA, cache salt, multimodal content, and all token ids up to the end of the pag
 fleet-wide units of `UNIT_TOKENS` tokens, so engines with unlike block sizes can name the same KV: a page is a run
 of whole units that is also a run of whole engine blocks.
 
+Models whose layers keep KV in several groups have one page a group for the same tokens: the name of a page of group g
+is the logical name, followed by one byte g unless g is 0.
+
 The key is a fleet secret: without it nobody can guess a name and probe whether another tenant's prompt is cached.
 """
 
@@ -47,6 +50,21 @@ class PromptPages(NamedTuple):
     def tokens_in(self, pages: int) -> int:
         """Tokens that the first `pages` pages cover."""
         return min(pages * self.page_tokens, self.length)
+
+
+def in_group(name: bytes, group: int) -> bytes:
+    """The name of the page of KV group `group` for the tokens of logical name `name`."""
+    return name + bytes((group,)) if group else name
+
+
+def group_of(name: bytes) -> int:
+    """The KV group of a page's name."""
+    return name[NAME_BYTES] if len(name) > NAME_BYTES else 0
+
+
+def logical(name: bytes) -> bytes:
+    """A page's name without its group."""
+    return name[:NAME_BYTES]
 
 
 def root(scope: Scope, key: bytes) -> bytes:

@@ -12,7 +12,7 @@ import msgspec
 from pdrelay.cluster import toml
 from pdrelay.cluster.units import parse_size
 from pdrelay.errors import ConfigError
-from pdrelay.kv.contract import KVContract
+from pdrelay.kv.contract import KVContract, KVGroup
 from pdrelay.kv.names import UNIT_TOKENS
 
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}
@@ -98,13 +98,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return KVContract(
             model=model,
             revision=revision,
-            layers=kv.layers,
-            heads=kv.heads,
-            head_size=kv.head_size,
-            dtype=kv.dtype,
             page_tokens=kv.page_tokens,
-            part_bytes=kv.part_bytes,
-            codec="emulated",
+            block_tokens=kv.page_tokens,
+            groups=(
+                KVGroup(
+                    layers=kv.layers,
+                    heads=kv.heads,
+                    head_size=kv.head_size,
+                    dtype=kv.dtype,
+                    part_bytes=kv.part_bytes,
+                    codec="emulated",
+                ),
+            ),
         )
 
 

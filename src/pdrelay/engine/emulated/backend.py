@@ -56,9 +56,7 @@ class EmulatedBackend:
             model=model,
             max_model_len=max_model_len,
             max_num_seqs=profile.limits.max_num_seqs,
-            page_tokens=profile.kv.page_tokens,
-            page_bytes=profile.kv.page_bytes,
-            model_scope=(model, revision),
+            contract=self._parts.contract,
         )
 
     def load(self) -> Load:
@@ -158,7 +156,7 @@ class EmulatedBackend:
             try:
                 (offset,) = await depot.reserve(owner, [name], [PageKind.PREFIX])
                 if offset is not None:
-                    parts = range(contract.layers)
+                    parts = range(contract.layout_of(name).parts)
                     depot.publish(owner, write_parts(depot.arena, offset, contract, name, parts, drift))
             finally:
                 await depot.release(owner)

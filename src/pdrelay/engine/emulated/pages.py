@@ -23,8 +23,8 @@ _PATTERN_BYTES = 1024  # repeated over the part: real bytes at the price of a ha
 def part_content(contract: KVContract, name: bytes, part: int, drift: bytes) -> bytes:
     """The bytes of one part of a page computed here."""
     pattern = shake_128(name + part.to_bytes(4, "little") + drift).digest(_PATTERN_BYTES)
-    repeats = -(-contract.part_bytes // _PATTERN_BYTES)
-    return (pattern * repeats)[: contract.part_bytes]
+    size = contract.layout_of(name).part_bytes
+    return (pattern * -(-size // _PATTERN_BYTES))[:size]
 
 
 def write_parts(
@@ -34,19 +34,20 @@ def write_parts(
     written = []
     for part in parts:
         content = part_content(contract, name, part, drift)
-        start = offset + part * contract.part_bytes
-        arena[start : start + contract.part_bytes] = content
+        start = offset + part * len(content)
+        arena[start : start + len(content)] = content
         written.append(Part(name, part, xxhash.xxh3_64_intdigest(content)))
     return written
 
 
 def read_drift(arena: memoryview, offset: int, contract: KVContract, name: bytes) -> bytes:
     """Reads all bytes of a page: RIGHT when they are those of `name`, else a digest of them."""
-    for part in range(contract.parts):
-        start = offset + part * contract.part_bytes
+    layout = contract.layout_of(name)
+    for part in range(layout.parts):
+        start = offset + part * layout.part_bytes
         # A copy compares by memcmp, a memoryview byte by byte.
-        if bytes(arena[start : start + contract.part_bytes]) != part_content(contract, name, part, RIGHT):
-            return xxhash.xxh3_128_digest(arena[offset : offset + contract.page_bytes])
+        if bytes(arena[start : start + layout.part_bytes]) != part_content(contract, name, part, RIGHT):
+            return xxhash.xxh3_128_digest(arena[offset : offset + layout.page_bytes])
     return RIGHT
 
 

@@ -95,7 +95,7 @@ class Running:
         kinds = [PageKind.TRANSFER if name == self._prompt.tail else PageKind.PREFIX for name in names]
         self._offsets = await self._depot.reserve_patiently(self._owner, names, kinds)
         for index, drift in enumerate(self._drifts[: self._reusable_pages()]):
-            self._write(index, 0, self._parts.contract.layers, drift)
+            self._write(index, 0, self._parts.profile.kv.layers, drift)
 
     async def compute_prompt(self) -> None:
         """Computes what is missing of the prompt, publishing reserved pages layer by layer."""
@@ -105,7 +105,7 @@ class Running:
         def on_slice(done: int, first: int, last: int) -> None:
             for index in range(self._pages_ended(self.computed), self._pages_ended(start + done)):
                 self._write(index, first, last, self._drift)
-            if last == self._parts.contract.layers:
+            if last == self._parts.profile.kv.layers:
                 self._reach(start + done)
 
         await self._parts.steps.prefill(self._prompt.length - known, known, on_slice)

@@ -35,7 +35,7 @@ class WorkerSide:
     """Calls come from the worker's thread; loads run in threads of their own."""
 
     def __init__(self, connect: Callable[[], EngineDepot], contract: KVContract) -> None:
-        self._connect, self._contract = connect, contract
+        self._connect, self._layout = connect, contract.layouts[0]
         self._epoch = ""  # of the depot that it is connected to
         self._lost: set[str] = set()
         self._depot: EngineDepot | None = None
@@ -50,8 +50,8 @@ class WorkerSide:
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Takes the KV cache, one `[blocks, ...]` tensor a layer. Raises ConfigError when a page is in pieces."""
         names = sorted(kv_caches, key=extract_layer_index)
-        if len(names) != self._contract.layers:
-            raise ConfigError(f"KV cache: found {len(names)} layers, expected {self._contract.layers}")
+        if len(names) != self._layout.parts:
+            raise ConfigError(f"KV cache: found {len(names)} layers, expected {self._layout.parts}")
         self._layers = {name: (index, self._as_parts(name, kv_caches[name])) for index, name in enumerate(names)}
 
     def begin_step(self, orders: StepOrders) -> None:
@@ -104,13 +104,13 @@ class WorkerSide:
 
     def _as_parts(self, name: str, cache: torch.Tensor) -> torch.Tensor:
         """The layer's cache as bytes, `[blocks, part_bytes]`; a view."""
-        if not cache[0].is_contiguous() or cache[0].nbytes != self._contract.part_bytes:
+        if not cache[0].is_contiguous() or cache[0].nbytes != self._layout.part_bytes:
             raise ConfigError(
                 f"KV cache of {name}: found {cache[0].nbytes} bytes a block with strides {cache.stride()}, "
-                f"expected {self._contract.part_bytes} in one run"
+                f"expected {self._layout.part_bytes} in one run"
             )
         raw = cache.view(torch.uint8)
-        return raw.as_strided((len(cache), self._contract.part_bytes), (raw.stride(0), 1), raw.storage_offset())
+        return raw.as_strided((len(cache), self._layout.part_bytes), (raw.stride(0), 1), raw.storage_offset())
 
     def _release(self, owners: list[str]) -> None:
         if self._depot is None:
@@ -124,7 +124,7 @@ class WorkerSide:
     def _copy_out(self, copy: PageCopy, layer: int, parts: torch.Tensor) -> Part:
         assert self._arena is not None
         assert self._depot is not None
-        size = self._contract.part_bytes
+        size = self._layout.part_bytes
         start = copy.offset + layer * size
         self._arena[start : start + size].copy_(parts[copy.block])
         return Part(copy.name, layer, xxh3_64_intdigest(self._depot.arena[start : start + size]))
@@ -143,7 +143,7 @@ class WorkerSide:
     def _copy_in(self, load: Load, arena: torch.Tensor | None) -> None:
         if arena is None:
             raise DepotError("the depot was lost before the load began")
-        size, page = self._contract.part_bytes, self._contract.page_bytes
+        size, page = self._layout.part_bytes, self._layout.page_bytes
         for offset, _ in load.pages:
             if offset < 0 or offset + page > len(arena):
                 raise DepotError(f"page at {offset} with {page} bytes is outside the arena of {len(arena)}")

@@ -8,7 +8,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from pdrelay.engine.vllm.settings import Settings
 from pdrelay.errors import ConfigError
-from pdrelay.kv.contract import KVContract
+from pdrelay.kv.contract import KVContract, KVGroup
 from pdrelay.kv.names import UNIT_TOKENS
 
 if TYPE_CHECKING:
@@ -25,13 +25,18 @@ def contract_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, setting
     return KVContract(
         model=settings.model,
         revision=settings.revision,
-        layers=len(kv_cache_config.kv_cache_groups[0].layer_names),
-        heads=spec.num_kv_heads,
-        head_size=spec.head_size,
-        dtype=str(spec.dtype).removeprefix("torch."),
         page_tokens=spec.block_size,
-        part_bytes=spec.page_size_bytes,
-        codec=_codec(vllm_config, kv_cache_config, spec),
+        block_tokens=spec.block_size,
+        groups=(
+            KVGroup(
+                layers=len(kv_cache_config.kv_cache_groups[0].layer_names),
+                heads=spec.num_kv_heads,
+                head_size=spec.head_size,
+                dtype=str(spec.dtype).removeprefix("torch."),
+                part_bytes=spec.page_size_bytes,
+                codec=_codec(vllm_config, kv_cache_config, spec),
+            ),
+        ),
     )
 
 

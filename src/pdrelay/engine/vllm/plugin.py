@@ -72,9 +72,7 @@ async def backend_of(engine_client: EngineClient) -> VllmBackend:
             model=_served_name(config),
             max_model_len=config.model_config.max_model_len,
             max_num_seqs=config.scheduler_config.max_num_seqs,
-            page_tokens=contract.page_tokens,
-            page_bytes=contract.page_bytes,
-            model_scope=(own.model, own.revision),
+            contract=contract,
         ),
         lambda: kv_usage(config),
     )
