@@ -13,19 +13,19 @@ CONTRACT = KVContract(model="m", revision="", page_tokens=32, block_tokens=32, g
 
 
 def test_sizes_follow_from_groups_and_shards():
-    assert CONTRACT.layouts == ((30, 24576), (4, 1024))
+    assert [layout[:2] for layout in CONTRACT.layouts] == [(30, 24576), (4, 1024)]
     assert CONTRACT.page_bytes == 737_280 + 4096
     assert CONTRACT.bytes_per_token == 23_040, "windows do not grow with the prompt"
     halves = msgspec.structs.replace(FULL, part_bytes=12288)
     sharded = msgspec.structs.replace(CONTRACT, shards=2, groups=(halves,))
-    assert sharded.layouts == ((60, 12288),)
+    assert [layout[:2] for layout in sharded.layouts] == [(60, 12288)]
     assert sharded.page_bytes == 737_280
 
 
 def test_the_layout_of_a_page_follows_from_the_group_in_its_name():
     name = b"n" * 32
-    assert CONTRACT.layout_of(name) == (30, 24576)
-    assert CONTRACT.layout_of(in_group(name, 1)) == (4, 1024)
+    assert CONTRACT.layout_of(name)[:2] == (30, 24576)
+    assert CONTRACT.layout_of(in_group(name, 1))[:2] == (4, 1024)
     with pytest.raises(ContractError, match="groups: 2 here"):
         CONTRACT.layout_of(in_group(name, 2))
 

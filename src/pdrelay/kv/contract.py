@@ -12,6 +12,7 @@ import msgspec
 
 from pdrelay.errors import ContractError
 from pdrelay.kv.names import group_of
+from pdrelay.kv.shape import PartShape, part_shape
 
 Kind = Literal["full_attention", "sliding_window", "mla", "linear_state"]
 
@@ -21,6 +22,7 @@ class Layout(NamedTuple):
 
     parts: int
     part_bytes: int
+    shape: PartShape = PartShape("")
 
     @property
     def page_bytes(self) -> int:
@@ -89,7 +91,8 @@ class KVContract(msgspec.Struct, frozen=True, kw_only=True):
             raise ContractError(field, ours, theirs)
 
     def _layout(self, group: KVGroup) -> Layout:
-        return Layout(group.layers * self.shards, group.part_bytes)
+        shape = part_shape(group, self.page_tokens, self.block_tokens, self.shards)
+        return Layout(group.layers * self.shards, group.part_bytes, shape)
 
 
 def _differences(ours: msgspec.Struct, theirs: msgspec.Struct, at: str = "") -> Iterator[tuple[str, object, object]]:
