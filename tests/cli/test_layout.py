@@ -8,14 +8,14 @@ import pytest
 from pdrelay.cli.local import demo_tokenizer
 from pdrelay.cli.local.layout import Demo, Settings, choose_places, deployment_text
 from pdrelay.cli.local.plan import parts_of
-from pdrelay.cli.local.ports import free_addresses, require_free
-from pdrelay.cli.wan.serve import routes, settings
-from pdrelay.cli.wan.shaper import Lane
 from pdrelay.cluster import config
+from pdrelay.cluster.ports import free_addresses, require_free
 from pdrelay.cluster.topology import Role
 from pdrelay.errors import ConfigError
 from pdrelay.gateway.text import load_text
 from pdrelay.perf import profile
+from pdrelay.wan.serve import routes, settings
+from pdrelay.wan.shaper import Lane
 
 
 def write(directory: Path, wanted: Settings) -> tuple[config.Deployment, Path]:

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from pdrelay.cli.local import processes
-from pdrelay.cli.local.ports import free_addresses
 from pdrelay.cli.local.rundir import RunDirectory
+from pdrelay.cluster.ports import free_addresses
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def command(config_path: Path, rate: str | None, rtt: str | None, admin: str, as
     Listens where the deployment's links, hosts and instances are reached, and forwards to where they listen. Control
     connections go ahead of bulk connections; bulk connections take turns. Runs until SIGTERM or Ctrl-C.
     """
-    from pdrelay.cli.wan import serve
+    from pdrelay.wan import serve
 
     settings = serve.settings(config_path, rate, rtt, admin)
     click.echo(serve.describe(settings, as_json))

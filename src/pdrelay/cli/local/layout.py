@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from pdrelay.cli.local.ports import free_addresses
-from pdrelay.cli.wan.admin import UNLIMITED, parse_line_rate
+from pdrelay.cluster.ports import free_addresses
 from pdrelay.cluster.units import parse_time
 from pdrelay.errors import ConfigError
 from pdrelay.perf.profile import shipped
+from pdrelay.wan.admin import UNLIMITED, parse_line_rate
 
 UNSHAPED_RATE = "10gbit"
 """What the policy is told of a line without limit."""

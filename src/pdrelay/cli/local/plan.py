@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from pdrelay.cli.wan.serve import routes
 from pdrelay.cluster.config import Deployment
 from pdrelay.cluster.topology import Host, Instance
 from pdrelay.cluster.units import parse_address
+from pdrelay.wan.serve import routes
 
 
 class SocketAnswers(msgspec.Struct, frozen=True, tag="socket"):

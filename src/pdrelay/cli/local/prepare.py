@@ -10,10 +10,10 @@ from pathlib import Path
 from pdrelay.cli.local import model
 from pdrelay.cli.local.layout import Demo, Settings, choose_places, deployment_text
 from pdrelay.cli.local.plan import Part, Plan, parts_of
-from pdrelay.cli.local.ports import free_addresses, require_free
 from pdrelay.cli.local.rundir import RunDirectory
 from pdrelay.cluster import certs, config
 from pdrelay.cluster.config import Deployment
+from pdrelay.cluster.ports import free_addresses, require_free
 from pdrelay.cluster.units import parse_address
 
 Tell = Callable[[str], None]

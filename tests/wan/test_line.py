@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdrelay.cli.wan.admin import Admin, parse_line_rate
-from pdrelay.cli.wan.line import Line, Route
-from pdrelay.cli.wan.shaper import Flow, Lane, Shaper, Signal
 from pdrelay.errors import StartError
+from pdrelay.wan.admin import Admin, parse_line_rate
+from pdrelay.wan.line import Line, Route
+from pdrelay.wan.shaper import Flow, Lane, Shaper, Signal
 
 CHUNK = bytes(range(256)) * 64
 

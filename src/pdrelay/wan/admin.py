@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
-from pdrelay.cli.wan.line import Address, Line
-from pdrelay.cli.wan.shaper import Lane
 from pdrelay.cluster.units import parse_rate, parse_time
 from pdrelay.errors import StartError
+from pdrelay.wan.line import Address, Line
+from pdrelay.wan.shaper import Lane
 
 UNLIMITED = ("0", "unlimited")
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple, cast
 
-from pdrelay.cli.wan.shaper import Flow, Lane, Piece, Shaper, Signal
 from pdrelay.errors import StartError
+from pdrelay.wan.shaper import Flow, Lane, Piece, Shaper, Signal
 
 _SLACK = 64 << 10
 _MAX_WINDOW = 4 << 20

@@ -10,12 +10,12 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
-from pdrelay.cli.wan.admin import Admin, parse_line_rate
-from pdrelay.cli.wan.line import Address, Line, Route
-from pdrelay.cli.wan.shaper import Lane
 from pdrelay.cluster.config import Deployment, load
 from pdrelay.cluster.units import parse_address, parse_rate, parse_time
 from pdrelay.errors import ConfigError
+from pdrelay.wan.admin import Admin, parse_line_rate
+from pdrelay.wan.line import Address, Line, Route
+from pdrelay.wan.shaper import Lane
 
 
 class LineSettings(NamedTuple):
