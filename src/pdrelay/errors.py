@@ -1,6 +1,7 @@
 """Every exception that pdrelay raises on purpose.
 
 PdrelayError
+  BenchError             a part of a benchmark failed; says which and why
   ConfigError            a file or option is wrong; names file, key, what was found and what is expected
   ContractError          two sides cannot exchange KV; names the differing field and both values
   DepotError
@@ -20,6 +21,10 @@ from __future__ import annotations
 
 class PdrelayError(Exception):
     """Root of the tree."""
+
+
+class BenchError(PdrelayError):
+    """A part of a benchmark failed."""
 
 
 class ConfigError(PdrelayError):

@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from pdrelay.cli.bench import COMMANDS as BENCHMARKS
 from pdrelay.cli.main import COMMANDS, main
 from pdrelay.errors import ConfigError, StartError
 
@@ -26,9 +27,12 @@ def test_help_lists_every_command_and_imports_none():
     assert result.stdout.endswith("[]\n")
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_every_command_has_help_and_json(name):
-    result = invoke(name, "--help")
+LEAVES = [[name] for name in COMMANDS if name != "bench"] + [["bench", name] for name in BENCHMARKS]
+
+
+@pytest.mark.parametrize("names", LEAVES, ids=" ".join)
+def test_every_command_has_help_and_json(names):
+    result = invoke(*names, "--help")
     assert result.exit_code == 0
     assert "--json" in result.stdout
 
@@ -46,6 +50,9 @@ def test_every_command_has_help_and_json(name):
         ["certs"],
         ["line", "--config", "/does/not/exist.toml"],
         ["chat", "--max-tokens", "many"],
+        ["bench", "nope"],
+        ["bench", "transfer", "--size", "much"],
+        ["bench", "transfer", "--rounds", "1"],
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, tmp_path):

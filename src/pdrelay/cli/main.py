@@ -5,7 +5,6 @@ Exit codes: 0 success, 1 something failed, 2 bad input, 130 interrupted. Errors 
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from pdrelay import __version__
+from pdrelay.cli.lazy import LazyGroup
 from pdrelay.errors import ConfigError, PdrelayError
 
 COMMANDS = {
@@ -25,30 +25,14 @@ COMMANDS = {
     "depot": "Run the depot of one host.",
     "engine": "Run one engine instance, or print its command line.",
     "certs": "Make a fleet's certificate authority, certificates and key.",
+    "bench": "Measure: transfers between depots, beside other tools in the same run.",
     "line": "Run a shaped line in user space, standing in for a wide-area network.",
 }
 """Command name to its line in `pdrelay --help`; the code is in `pdrelay.cli.<name>`."""
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported on use, and whose errors are one line."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """All command names, in the order of `COMMANDS`."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the file of one command."""
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"pdrelay.cli.{cmd_name}")
-        command: click.Command = module.command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+class Program(LazyGroup):
+    """The whole command line; errors are one line."""
 
     def main(
         self,
@@ -89,7 +73,10 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Program, table=COMMANDS, package="pdrelay.cli",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)  # fmt: skip
 @click.version_option(__version__, prog_name="pdrelay")
 def main() -> None:
     """Serve one model across datacenters: prefill, relay decode and main decode on stock vLLM."""

@@ -1,0 +1,48 @@
+"""A transfer report as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from pdrelay.bench.throughput import Row
+from pdrelay.bench.transfer import Report, Throughput
+
+
+def show(report: Report, console: Console) -> None:
+    """Prints all that was measured, and what failed."""
+    machine = report.machine
+    console.print(
+        f"{report.command}: {machine.date}, {machine.cores} cores of {machine.processor}, Linux {machine.kernel}, "
+        f"Python {machine.python}, load before {machine.load_before}"
+    )
+    if report.throughput is not None:
+        _throughput(report.throughput, console)
+    for part, reason in report.failures.items():
+        console.print(f"failed: {part}: {reason}", markup=False)
+
+
+def _throughput(result: Throughput, console: Console) -> None:
+    console.print(
+        f"\nThroughput on this machine: {result.connections} connections, {result.bytes / 2**20:.0f} MiB a round, "
+        f"medians of {result.rounds} rounds (95 % interval), checksums on in pdrelay"
+    )
+    _rows(result.rows, console)
+
+
+def _rows(rows: Sequence[Row], console: Console) -> None:
+    table = Table("", "GB/s", "beside", "ratio in the same round", "CPU s per GB, both ends", box=None, pad_edge=False)
+    for row in rows:
+        if row.bytes_per_second is None:
+            table.add_row(row.name, row.status)
+            continue
+        assert row.cpu_seconds_per_gb is not None
+        ratio = row.ratio.text() if row.ratio is not None else ""
+        rate = f"{row.bytes_per_second.value / 1e9:.3f}"
+        table.add_row(row.name, rate, row.beside, ratio, f"{row.cpu_seconds_per_gb:.2f}")
+    console.print(table)
+    for row in rows:
+        if row.detail:
+            console.print(f"{row.status}: {row.name}: {row.detail}", markup=False)

@@ -1,0 +1,14 @@
+"""`pdrelay bench`: one file a benchmark, imported only when it runs."""
+
+from __future__ import annotations
+
+from pdrelay.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "transfer": "Move KV between two depots, beside other tools and beside the published measurement.",
+}
+"""Benchmark to its line in `pdrelay bench --help`; the code is in `pdrelay.cli.bench.<name>`."""
+
+command = LazyGroup(
+    "bench", table=COMMANDS, package="pdrelay.cli.bench", help="Measure. Every benchmark takes --json and --quick."
+)
