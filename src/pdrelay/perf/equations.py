@@ -5,12 +5,12 @@ from __future__ import annotations
 from pdrelay.perf.profile import DecodeCost, ForwardCost
 
 
-def prefill_seconds(cost: ForwardCost, uncached: int, cached: int = 0) -> float:
+def prefill_seconds(cost: ForwardCost, uncached: float, cached: float = 0) -> float:
     """Time to prefill `uncached` tokens behind `cached` ones; 0 for no token."""
     return _forward_seconds(cost, uncached, cached)
 
 
-def extend_seconds(cost: ForwardCost, tokens: int, context: int) -> float:
+def extend_seconds(cost: ForwardCost, tokens: float, context: float) -> float:
     """Time of one Extend-Decode forward over `tokens` known tokens behind `context` computed ones; 0 for no token."""
     return _forward_seconds(cost, tokens, context)
 
@@ -30,7 +30,7 @@ def transfer_seconds(size: int, rate: float, rtt: float) -> float:
     return size / rate + rtt / 2
 
 
-def _forward_seconds(cost: ForwardCost, tokens: int, context: int) -> float:
+def _forward_seconds(cost: ForwardCost, tokens: float, context: float) -> float:
     if not tokens:
         return 0.0
     pairs = tokens * context + tokens * (tokens + 1) / 2
