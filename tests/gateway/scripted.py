@@ -8,11 +8,12 @@ from pdrelay.engine.base import EngineStatus
 from pdrelay.engine.messages import Extended, Finished, Opened, Sampling, Tokens
 from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
 from pdrelay.gateway.base import DebugControls, GenerationRequest
+from pdrelay.gateway.handoff import Handoffs
 from pdrelay.gateway.request import RequestRun, Route
 from pdrelay.kv.demand import Demand
 from pdrelay.kv.names import prompt_pages
 from pdrelay.policy.base import Pipeline, Placement
-from pdrelay.policy.handoff import RelayBound
+from pdrelay.policy.handoff import RelayBound, Settings
 
 PAGES = Demand(prompt_pages(list(range(40)), 16, b"r" * 32, b"k").names, tails=1)
 
@@ -121,7 +122,7 @@ class ScriptedDepot:
 class Scene:
     """One request on scripted parts; `seen` is what the user got."""
 
-    def __init__(self, pipeline=Pipeline.P_RLD_MD, handoff_at=None, spare_relay=True, mode="one_shot"):
+    def __init__(self, pipeline=Pipeline.P_RLD_MD, handoff_at=None, spare_relay=True, mode="one_shot", pace=1.0):
         self.p, self.rld, self.md = (ScriptedEngine(name) for name in ("p-0", "rld-0", "md-0"))
         self.depot, self.seen, self.error = ScriptedDepot(), [], None
         relay = "rld-0" if pipeline is Pipeline.P_RLD_MD else None
@@ -132,8 +133,7 @@ class Scene:
             self.md,
             self.depot,
             "host-b",
-            RelayBound(100, 100.0),
-            mode,
+            Handoffs(Settings(mode, RelayBound(100, 100.0), pace)),
         )
         request = GenerationRequest(
             "r-1",
@@ -171,6 +171,11 @@ class Scene:
     async def settle(self):
         for _ in range(20):
             await asyncio.sleep(0)
+
+    async def until(self, condition):
+        async with asyncio.timeout(5):
+            while not condition():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.005)
 
     async def prefill(self, token=100):
         self.p.last.tokens(0, token)

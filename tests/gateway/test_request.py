@@ -436,3 +436,38 @@ def _fault(step, scene):
     }.get(step)
     if notice:
         scene.run.notify(notice)
+
+
+async def test_tokens_are_held_back_until_they_can_fill_the_pause_of_the_switch():
+    async with Scene(mode="catch_up", pace=4.0) as scene:
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.md.last.opened()
+        for index in range(1, 15):
+            scene.rld.last.tokens(index, 100 + index)
+            await asyncio.sleep(0.02)
+            if scene.md.last.extends or scene.md.last.takeovers:
+                scene.md.last.extended()
+            if scene.rld.last.aborted:
+                break
+        await scene.until(lambda: bool(scene.md.last.takeovers))
+        trace = await scene.run.trace()
+        assert trace.held_back >= 2
+        assert trace.handoff_index == len(trace.token_ids)
+        scene.md.last.tokens(trace.handoff_index, 7, last=True)
+        scene.md.last.finished("stop")
+        await scene.settle()
+        assert scene.seen == (await scene.run.trace()).token_ids, "at the end nothing stays back"
+        trace = await scene.run.trace()
+        assert trace.handoff_extends[-1].tokens >= 0
+        assert trace.relay_extra_tokens > 0
+
+
+async def test_a_silent_relay_is_not_waited_for():
+    async with Scene(mode="catch_up", pace=4.0) as scene:
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.md.last.opened()
+        await scene.until(lambda: bool(scene.md.last.takeovers))
+        assert scene.rld.last.aborted
+        assert scene.md.last.takeovers == [[100]]

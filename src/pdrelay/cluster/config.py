@@ -40,9 +40,10 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     name: Literal["pdd", "cdc_pd", "idc_pd"] = "pdd"
     hit_threshold: float = 0.95  # H: at or above it a request skips the relay
-    handoff: Literal["one_shot", "catch_up"] = "one_shot"
+    handoff: Literal["one_shot", "catch_up", "dynamic"] = "dynamic"
     relay_max_tokens: int = 1024  # a relayed request is pressed to move on after this many tokens ...
-    relay_max_time: str = "120s"  # ... or this time
+    relay_max_time: str = "120s"  # ... or this time; both shrink as the relay fills up
+    relay_pace: float = 1.25  # Catch-Up shows tokens so many times slower until the pause of the switch is covered
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +135,8 @@ def _problems(deployment: Deployment) -> Iterable[Problem]:
             yield f"link[{index}].connections", link.connections, "at least 1"
     if not 0 <= deployment.policy.hit_threshold <= 1:
         yield "policy.hit_threshold", deployment.policy.hit_threshold, "a number from 0 to 1"
+    if not 1 <= deployment.policy.relay_pace <= 4:
+        yield "policy.relay_pace", deployment.policy.relay_pace, "a number from 1 (nothing is held back) to 4"
 
 
 def _duplicates(table: str, names: list[str]) -> Iterable[Problem]:

@@ -42,6 +42,7 @@ class GenerationRequest(NamedTuple):
     sampling: Sampling
     cache_salt: str = ""
     debug: DebugControls = DebugControls()
+    max_gap: float = 0.0  # longest pause between tokens that the client accepts, seconds; 0 when it did not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,24 @@ class TokenBatch:
     ids: list[int]
     tier: Tier
 
+    def split(self) -> list[TokenBatch]:
+        """The same tokens, one a batch."""
+        return [TokenBatch(self.index + at, [token], self.tier) for at, token in enumerate(self.ids)]
+
 
 class Finish(NamedTuple):
     """How the output ended."""
 
     reason: Literal["stop", "length"]
     stop_reason: int | None  # the stop token, unless it was the model's EOS
+
+
+class Extend(NamedTuple):
+    """One round of Catch-Up, or the switch itself."""
+
+    tokens: int  # that main decode was told
+    seconds: float  # until it had computed them, line included
+    left: int  # tokens that the relay made meanwhile
 
 
 class Trace(msgspec.Struct, kw_only=True):
@@ -76,6 +89,9 @@ class Trace(msgspec.Struct, kw_only=True):
     handoff_index: int | None = None
     handoff_mode: str | None = None
     handoff_rounds: int = 0  # extends before the switch
+    handoff_extends: list[Extend] = []
+    relay_extra_tokens: int = 0  # that the relay made since main decode was ready: One-Shot would not have had them
+    held_back: int = 0  # tokens that filled the pause of the switch
     token_ids: list[int] = []
     prefill_done: float | None = None
     first_token: float | None = None

@@ -15,6 +15,7 @@ from pdrelay.engine.base import Engine
 from pdrelay.engine.messages import Hello
 from pdrelay.errors import DepotUnavailableError, PlacementError, RequestError
 from pdrelay.gateway.base import GenerationRequest, InstanceState
+from pdrelay.gateway.handoff import Handoffs
 from pdrelay.gateway.index import PageIndex
 from pdrelay.gateway.legs import Notice
 from pdrelay.gateway.request import RequestRun, Route
@@ -22,7 +23,7 @@ from pdrelay.kv.contract import KVGroup
 from pdrelay.kv.demand import demand, most_prompt_tokens, published_tokens
 from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
 from pdrelay.policy.base import InstanceView, LinkView, Placement, RequestView, Snapshot
-from pdrelay.policy.handoff import RelayBound
+from pdrelay.policy.handoff import RelayBound, Settings
 from pdrelay.policy.placement import policy_named
 
 
@@ -41,7 +42,8 @@ class Coordinator:
         self._lines_down: dict[tuple[str, str], str] = {}  # by (from, to) host: why
         self._running: dict[str, RequestRun] = {}
         settings = deployment.policy
-        self._bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
+        bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
+        self._handoffs = Handoffs(Settings(settings.handoff, bound, settings.relay_pace))
         self._links = {
             (link.source, link.target): LinkView(parse_rate(link.rate), parse_time(link.rtt))
             for link in deployment.link
@@ -178,8 +180,7 @@ class Coordinator:
             main=self._engines[main.name],
             depot=self._depots[prefill.host],
             main_depot=main.host if main.host != prefill.host else None,
-            bound=self._bound,
-            mode=self._deployment.policy.handoff,
+            handoffs=self._handoffs,
             round_trip=self._round_trip(main.cluster),
         )
 

@@ -1,24 +1,51 @@
-"""One request's handoff: what it has seen of the relay, and what the policy says of it now."""
+"""One request's handoff: what it has seen of the relay and of main decode, and what the policy says of it now."""
 
 from __future__ import annotations
 
+from collections import deque
+from typing import NamedTuple
+
 from pdrelay.engine.base import Engine
-from pdrelay.gateway.base import Tier
+from pdrelay.gateway.base import Extend, Tier
 from pdrelay.gateway.legs import Leg
+from pdrelay.gateway.pacing import Pacer
 from pdrelay.gateway.splice import Splice
-from pdrelay.policy.handoff import Action, Mode, RelayBound, RelayedRequest, decide
+from pdrelay.policy.handoff import Action, Decision, Mode, RelayedRequest, Settings, State, decide, observe_extend
+
+RECENT = 16
+"""Arrivals of which the mean interval between the relay's tokens is taken."""
+
+
+class Handoffs:
+    """What all handoffs of a gateway share: the operator's settings, and what the policy remembers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.state = settings, State()
+
+
+class Terms(NamedTuple):
+    """What is fixed for one request."""
+
+    round_trip: float  # seconds between gateway and main decode
+    max_tokens: int
+    max_gap: float = 0.0  # longest pause that the client accepts, seconds; 0 when it did not say
+    forced_mode: Mode | None = None
+    forced_at: int | None = None
 
 
 class Handoff:
-    """Feeds `policy/handoff.py`. Times are in seconds since the request's arrival."""
+    """Feeds `policy/handoff.py`, and sets the pace of the reader's stream. Times are in seconds since arrival."""
 
-    def __init__(self, mode: Mode, bound: RelayBound, round_trip: float, forced_at: int | None) -> None:
-        self.mode: Mode = mode
-        self.rounds = 0  # extends so far
-        self._bound, self._round_trip, self._forced_at = bound, round_trip, forced_at
+    def __init__(self, shared: Handoffs, terms: Terms, splice: Splice, pacer: Pacer) -> None:
+        self._shared, self._terms, self._splice, self._pacer = shared, terms, splice, pacer
+        self.mode: Mode = terms.forced_mode or "one_shot"
+        self.extends: list[Extend] = []
+        self.extra_tokens = 0
         self._relay: Engine | None = None
         self._opened = 0.0
-        self._first_token: float | None = None
+        self._arrivals: deque[tuple[float, int]] = deque(maxlen=RECENT)  # when the relay had made how many
+        self._ready_at: int | None = None  # tokens when main decode was first ready
+        self._told: tuple[int, int, float] | None = None  # tokens told, tokens known before, when
 
     def relay_opened(self, relay: Engine, now: float) -> None:
         """The request occupies `relay` from now on."""
@@ -26,28 +53,75 @@ class Handoff:
 
     def relay_decoded(self, now: float) -> None:
         """Tokens of the relay came."""
-        if self._first_token is None:
-            self._first_token = now
+        self._arrivals.append((now, self._splice.made_by[Tier.RELAY]))
 
-    def action(self, splice: Splice, main: Leg, now: float) -> Action:
+    def action(self, main: Leg, now: float) -> Action:
         """What to do now with a request that the relay decodes."""
+        self._shared.state, decision = decide(self._shared.settings, self._shared.state, self._view(main, now))
+        self.mode = decision.mode
+        if main.opened and self._ready_at is None:
+            self._ready_at = len(self._splice.tokens)
+        self._set_pace(decision)
+        return decision.action
+
+    def told(self, main: Leg, now: float) -> None:
+        """Main decode is being told all tokens, to extend or to take over."""
+        self._told = len(self._splice.tokens), main.known, now
+
+    def computed(self, main: Leg, now: float) -> None:
+        """Main decode has computed what it was told."""
+        if self._told is None:
+            return
+        (told, known, since), self._told = self._told, None
+        seconds, tokens = now - since, told - known
+        self.extends.append(Extend(tokens, seconds, len(self._splice.tokens) - told))
+        state, compute = self._shared.state, max(seconds - self._terms.round_trip, 0.0)
+        self._shared.state = observe_extend(state, main.instance, tokens, compute)
+
+    def switched(self) -> None:
+        """The relay has stopped: what is held back fills the time until main decode's first token."""
+        self.extra_tokens = len(self._splice.tokens) - (self._ready_at or len(self._splice.tokens))
+        last = self.extends[-1].seconds if self.extends else self._terms.round_trip
+        self._pacer.spread(last)
+
+    def main_decoded(self) -> None:
+        """Main decode's tokens come."""
+        self._pacer.catch_up(self._interval)
+
+    @property
+    def _interval(self) -> float:
+        """Mean time between the relay's latest tokens; 0 when not known."""
+        if len(self._arrivals) < 2:
+            return 0.0
+        (since, before), (until, made) = self._arrivals[0], self._arrivals[-1]
+        return (until - since) / (made - before)
+
+    def _set_pace(self, decision: Decision) -> None:
+        if decision.hold_back:
+            self._pacer.hold_back(decision.hold_back, self._interval * self._shared.settings.pace)
+        elif decision.action is not Action.SWITCH:
+            self._pacer.release()
+
+    def _view(self, main: Leg, now: float) -> RelayedRequest:
         load = self._relay.status.load if self._relay is not None else None
-        made = splice.made_by[Tier.RELAY]
-        request = RelayedRequest(
-            tokens=len(splice.tokens),
-            relay_tokens=made,
+        terms, tokens = self._terms, len(self._splice.tokens)
+        return RelayedRequest(
+            tokens=tokens,
+            relay_tokens=self._splice.made_by[Tier.RELAY],
             relay_seconds=now - self._opened,
             relay_kv_usage=load.kv_usage if load else 0.0,
             main_ready=main.opened,
+            relay=self._relay.instance if self._relay is not None else "",
+            main=main.instance,
             main_known=main.known,
             main_busy=main.busy,
-            rounds=self.rounds,
-            token_interval=self._interval(made, now),
-            round_trip=self._round_trip,
-            forced_at=self._forced_at,
+            rounds=len(self.extends),
+            held=self._pacer.held,
+            remaining=terms.max_tokens - tokens,
+            token_interval=self._interval,
+            relay_silence=now - (self._arrivals[-1][0] if self._arrivals else self._opened),
+            round_trip=terms.round_trip,
+            max_gap=terms.max_gap,
+            forced_mode=terms.forced_mode,
+            forced_at=terms.forced_at,
         )
-        return decide(self.mode, request, self._bound)
-
-    def _interval(self, made: int, now: float) -> float:
-        """Mean time between the relay's tokens so far."""
-        return (now - self._first_token) / (made - 1) if self._first_token is not None and made > 1 else 0.0

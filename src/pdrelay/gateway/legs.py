@@ -65,4 +65,5 @@ class Leg:
             inbox.put_nowait((self, Lost(str(error))))
 
 
-Inbox = asyncio.Queue[tuple[Leg, SessionEvent | Lost] | Notice]
+Item = tuple[Leg, SessionEvent | Lost] | Notice
+Inbox = asyncio.Queue[Item]

@@ -55,6 +55,9 @@ class Preparer:
         if len(request.cache_salt) > MAX_CACHE_SALT:
             raise RequestError(f"cache_salt must have at most {MAX_CACHE_SALT} characters.", param="cache_salt")
         debug = self._debug_controls(request.pdrelay)
+        max_gap = request.pdrelay.max_gap_ms / 1000
+        if max_gap < 0:
+            raise RequestError("pdrelay.max_gap_ms must not be negative.", param="pdrelay.max_gap_ms")
         if isinstance(request, ChatRequest):
             prompt = await self._chat_prompt(request, limits)
         else:
@@ -63,7 +66,7 @@ class Preparer:
             field = "messages" if isinstance(request, ChatRequest) else "prompt"
             raise RequestError("The prompt is empty: send at least one token.", param=field)
         sampling = sampling_for(request, len(prompt), limits, self._text.defaults)
-        generation = GenerationRequest(request_id, arrival, prompt, sampling, request.cache_salt, debug)
+        generation = GenerationRequest(request_id, arrival, prompt, sampling, request.cache_salt, debug, max_gap)
         return Prepared(generation, _wanted(request), self._output(request, generation))
 
     def check_model(self, model: str | None) -> None:

@@ -35,9 +35,10 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Extension(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `pdrelay` parameter. All but `trace` are debug controls (`gateway/base.py` DebugControls)."""
+    """The `pdrelay` parameter. All but `trace` and `max_gap_ms` are `gateway/base.py` DebugControls."""
 
     trace: bool = False
+    max_gap_ms: float = 0.0  # longest pause between tokens that this client accepts; 0: it does not say
     pipeline: Pipeline | None = None
     handoff_mode: Literal["one_shot", "catch_up"] | None = None
     handoff_at: int | None = None

@@ -16,18 +16,22 @@ from itertools import count
 from typing import NamedTuple
 
 from pdrelay.depot.base import DepotControl, Transfer, TransferStats
-from pdrelay.engine.base import Engine, SessionEvent
+from pdrelay.engine.base import Engine
 from pdrelay.engine.messages import Extended, Failed, Finished, Open, Opened, Tokens
 from pdrelay.errors import DepotUnavailableError, EngineRejectedError, EngineUnavailableError
 from pdrelay.gateway.base import Finish, GenerationRequest, Tier, TokenBatch, Trace
-from pdrelay.gateway.handoff import Handoff
-from pdrelay.gateway.legs import Inbox, Leg, Lost, Notice
+from pdrelay.gateway.handoff import Handoff, Handoffs, Terms
+from pdrelay.gateway.legs import Inbox, Item, Leg, Lost, Notice
+from pdrelay.gateway.pacing import Pacer
 from pdrelay.gateway.splice import Splice
 from pdrelay.kv.demand import Demand
 from pdrelay.policy.base import Pipeline, Placement
-from pdrelay.policy.handoff import Action, Mode, RelayBound
+from pdrelay.policy.handoff import Action
 
 MAX_RESCUES = 3
+
+REVIEW_SECONDS = 0.25
+"""A handoff that could happen is looked at so often without an event: the relay may be silent."""
 
 MAIN_RETRY_SECONDS = 1.0
 """A relay that decodes alone, because main decode or the line failed, looks for main decode so often."""
@@ -42,8 +46,7 @@ class Route(NamedTuple):
     main: Engine
     depot: DepotControl  # of prefill's host
     main_depot: str | None  # None when main decode shares prefill's depot
-    bound: RelayBound
-    mode: Mode = "one_shot"
+    handoffs: Handoffs
     round_trip: float = 0.0  # seconds between gateway and main decode
 
 
@@ -60,9 +63,10 @@ class RequestRun:
         self._relay: Leg | None = None
         self._main: Leg | None = None
         self._handed_off = False
-        self._handoff = Handoff(
-            request.debug.handoff_mode or route.mode, route.bound, route.round_trip, request.debug.handoff_at
-        )
+        self._pacer = Pacer()
+        debug, max_tokens = request.debug, request.sampling.max_tokens
+        terms = Terms(route.round_trip, max_tokens, request.max_gap, debug.handoff_mode, debug.handoff_at)
+        self._handoff = Handoff(route.handoffs, terms, self._splice, self._pacer)
         self._ending: Leg | None = None  # it delivered the last token, its Finished follows
         self.cached_tokens = 0
         self._numbers = count()  # sessions; a sid is never used twice
@@ -84,12 +88,29 @@ class RequestRun:
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
         await self._start()
         while self.finish is None:
-            batch = self._take(await self._inbox.get())
-            if batch is not None:
-                self._mark_tokens(batch)
-                yield batch
+            item = await self._next_item()
+            if item is not None and (batch := self._take(item)) is not None:
+                self._arrived(batch)
+                self._pacer.put(batch)
             await self._advance()
+            if self.finish is not None:
+                self._pacer.release()
+            while (shown := self._pacer.take(self._now())) is not None:
+                self._mark_shown(shown)
+                yield shown
         self._trace.finished = self._now()
+
+    async def _next_item(self) -> Item | None:
+        """The next event, None when it is time to look again without one."""
+        due = self._pacer.due
+        if due is None and not (self._relay is not None and self._main_is_ready()):
+            return await self._inbox.get()
+        wait = REVIEW_SECONDS if due is None else min(max(due - self._now(), 0.0), REVIEW_SECONDS)
+        try:
+            async with asyncio.timeout(wait):
+                return await self._inbox.get()
+        except TimeoutError:
+            return None
 
     def notify(self, notice: Notice) -> None:
         """Tells the request of something outside its legs."""
@@ -175,7 +196,7 @@ class RequestRun:
 
     # ---- events ----
 
-    def _take(self, item: tuple[Leg, SessionEvent | Lost] | Notice) -> TokenBatch | None:
+    def _take(self, item: Item) -> TokenBatch | None:
         """Takes in one event; returns the tokens that the user has not seen yet."""
         if isinstance(item, Notice):
             self._notified(item)
@@ -190,6 +211,7 @@ class RequestRun:
                 self._opened(leg, event)
             case Extended():
                 leg.busy = False
+                self._handoff.computed(leg, self._now())
             case Finished():
                 self._finished(leg, event)
             case Failed(status=status, message=message):
@@ -335,12 +357,12 @@ class RequestRun:
         if self._relay is None:
             action = Action.SWITCH if main.opened else Action.HOLD
         else:
-            action = self._handoff.action(self._splice, main, self._now())
+            action = self._handoff.action(main, self._now())
         if action is Action.STAY:
             return
         if action is Action.EXTEND:
+            self._handoff.told(main, self._now())
             main.extend(self._splice.tokens)
-            self._handoff.rounds += 1
             return
         if self._relay is not None:
             self._relay.close()
@@ -350,9 +372,11 @@ class RequestRun:
 
     def _hand_off(self, main: Leg) -> None:
         self._trace.handoff_index = len(self._splice.tokens)
-        self._trace.handoff_mode, self._trace.handoff_rounds = self._handoff.mode, self._handoff.rounds
-        self._trace.handoff_start = self._now()
+        self._trace.handoff_mode, self._trace.handoff_rounds = self._handoff.mode, len(self._handoff.extends)
+        self._trace.handoff_start, self._trace.held_back = self._now(), self._pacer.held
         self._handed_off = True
+        self._handoff.switched()
+        self._handoff.told(main, self._now())
         main.takeover(self._splice.tokens)
 
     # ---- bookkeeping ----
@@ -376,18 +400,23 @@ class RequestRun:
         with suppress(DepotUnavailableError):  # then it ends with the connection, or when that is back
             self._stats = await depot.end(xfer)
 
-    def _mark_tokens(self, batch: TokenBatch) -> None:
+    def _arrived(self, batch: TokenBatch) -> None:
         trace, now = self._trace, self._now()
-        if batch.index == 0:
-            trace.first_token = now
-        if batch.index <= 1 < batch.index + len(batch.ids):
-            trace.second_token = now
         if batch.tier is Tier.PREFILL:
             trace.prefill_done = now
         elif batch.tier is Tier.RELAY:
             self._handoff.relay_decoded(now)
-        elif batch.tier is Tier.MAIN and self._handed_off and trace.handoff_done is None:
+        elif self._main is not None and self._handed_off and trace.handoff_done is None:
             trace.handoff_done = now
+            self._handoff.computed(self._main, now)
+            self._handoff.main_decoded()
+            trace.handoff_extends, trace.relay_extra_tokens = self._handoff.extends, self._handoff.extra_tokens
+
+    def _mark_shown(self, batch: TokenBatch) -> None:
+        if batch.index == 0:
+            self._trace.first_token = self._now()
+        if batch.index <= 1 < batch.index + len(batch.ids):
+            self._trace.second_token = self._now()
 
     def _now(self) -> float:
         return time.monotonic() - self.request.arrival
