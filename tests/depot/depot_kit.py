@@ -68,7 +68,7 @@ def intact(depot: EngineDepot, owner: str, pages: list[bytes], shape: KVContract
 
 def whole(page: bytes, shape: KVContract, production: int = 0) -> bytes:
     """All parts of a page."""
-    parts, size = shape.layout_of(page)
+    parts, size, _ = shape.layout_of(page)
     return b"".join(content(page, part, size, production) for part in range(parts))
 
 
