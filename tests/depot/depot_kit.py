@@ -14,12 +14,13 @@ from pdrelay.depot.server import DepotServer
 from pdrelay.kv.contract import KVContract, KVGroup
 
 KEY = b"f" * 32
+PART_BYTES = 1024
 
 
 def contract(model: str = "m", **changes: object) -> KVContract:
     """A contract with one group; `changes` are the group's."""
     fields: dict[str, object] = {
-        "layers": 4, "heads": 1, "head_size": 64, "dtype": "float32", "part_bytes": 1024, "codec": "emulated",
+        "layers": 4, "heads": 1, "head_size": 64, "dtype": "float32", "part_bytes": PART_BYTES, "codec": "emulated",
     }  # fmt: skip
     group = KVGroup(**(fields | changes))  # type: ignore[arg-type]
     return KVContract(model=model, revision="r", page_tokens=16, block_tokens=16, groups=(group,))
@@ -59,10 +60,10 @@ def produce(depot: EngineDepot, owner: str, pages: list[bytes], shape: KVContrac
 
 def intact(depot: EngineDepot, owner: str, pages: list[bytes], shape: KVContract) -> bool:
     """Whether all pages can be leased and hold what `produce` wrote."""
-    offsets = depot.lease(owner, pages)
-    return len(offsets) == len(pages) and all(
-        depot.arena[offset : offset + shape.layout_of(page).page_bytes] == whole(page, shape)
-        for page, offset in zip(pages, offsets, strict=True)
+    leased = depot.lease(owner, pages)
+    return len(leased) == len(pages) and all(
+        depot.arena[lease.offset : lease.offset + shape.layout_of(page).page_bytes] == whole(page, shape)
+        for page, lease in zip(pages, leased, strict=True)
     )
 
 

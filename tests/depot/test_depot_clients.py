@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from depot_kit import KEY, RunningDepot, contract, intact, name, names, produce, until, write_parts
+from depot_kit import KEY, PART_BYTES, RunningDepot, contract, intact, name, names, produce, until, write_parts
 
 from pdrelay.depot import wire
 from pdrelay.depot.base import DepotControl, EngineDepot, Forgotten, PageKind, Removed, Stored, Transfer
+from pdrelay.depot.checksums import unpack_checksums, wrong_parts
 from pdrelay.depot.control_client import control_over_unix
 from pdrelay.depot.engine_client import connect_engine
 from pdrelay.depot.memory import MemoryDepot
@@ -109,6 +110,31 @@ async def test_equal_owner_names_of_two_engines_are_two_owners(clients: Clients)
         assert two.reserve("r", names(1), [PREFIX]) == [None]
 
     await run(work)
+
+
+async def test_what_one_reader_finds_corrupt_nobody_gets_any_more(clients: Clients) -> None:
+    writer, one, two, control = *[await clients.engine(e) for e in ("p", "d1", "d2")], await clients.control()
+
+    def work() -> None:
+        produce(writer, "w", names(1, 2, 3), SHAPE)
+        writer.release("w")
+        (_, page, _), _ = one.lease("r", names(1, 2, 3)), two.lease("r", names(1, 2, 3))
+        one.arena[page.offset + PART_BYTES] ^= 1
+        data = one.arena[page.offset : page.offset + SHAPE.page_bytes]
+        assert wrong_parts(data, unpack_checksums(page.checksums)) == 0b10
+        one.corrupt("r", names(2))
+        assert (one.match(names(1, 2, 3)), two.match(names(2))) == (1, 0)
+        produce(writer, "w", names(2), SHAPE)
+        two.corrupt("r", names(2))  # it read the former copy, too
+        assert two.match(names(1, 2, 3)) == 3
+        assert intact(two, "again", names(1, 2, 3), SHAPE)
+        one.release("r")
+        two.release("r")
+        two.release("again")
+
+    await run(work)
+    stats = await control.stats()
+    assert (stats.corrupt_pages, stats.pages, stats.leases, stats.used_bytes) == (1, 3, 0, 3 * SHAPE.page_bytes)
 
 
 async def test_a_full_arena_says_what_is_missing(clients: Clients) -> None:

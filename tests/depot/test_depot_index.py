@@ -117,6 +117,42 @@ def test_bytes_stay_in_place_while_a_thread_uses_them() -> None:
     assert index.reserve("w", names(2), [PREFIX], layout_of) == [0]
 
 
+def test_a_condemned_page_is_absent_at_once_and_its_room_free_when_nobody_reads_it() -> None:
+    index = index_of(2)
+    fill(index, "w", 1)
+    (page,) = index.lease("reader", names(1))
+    index.pin("transfer", names(1))
+    index.take_changes()
+    index.condemn(page)
+    index.condemn(page)
+    assert (index.match(names(1)), index.lease("late", names(1)), index.condemned) == (0, [], 1)
+    changes = index.take_changes()
+    assert (changes.removed, changes.lost) == (names(1), [Lost(name(1), True)])
+    fill(index, "w", 1)
+    (fresh,) = index.lease("late", names(1))
+    assert fresh.offset != page.offset
+    index.release("late")
+    with pytest.raises(ArenaFullError):
+        fill(index, "w", 2, 3)
+    index.release("reader")
+    fill(index, "w", 2)
+    assert index.complete(name(1)), "the transfer keeps the name, whichever copy"
+
+
+def test_a_condemned_page_keeps_its_room_while_its_writer_may_write() -> None:
+    index = index_of(1)
+    index.reserve("w", names(1), [PREFIX], layout_of)
+    page = index.get(name(1))
+    assert page is not None
+    index.condemn(page)
+    assert index.take_changes().lost == [Lost(name(1), True)]
+    assert not index.publish("w", name(1), 0, [1, 1])
+    with pytest.raises(ArenaFullError):
+        fill(index, "v", 1)
+    index.release("w")
+    fill(index, "v", 1)
+
+
 OWNERS, NAMES = st.sampled_from("abc"), st.lists(st.integers(0, 7), min_size=1, max_size=4)
 
 
@@ -128,6 +164,8 @@ class IndexMachine(RuleBasedStateMachine):
         self.index = index_of(5)
         self.pins: dict[str, set[int]] = {"a": set(), "b": set(), "c": set()}
         self.held: list[Page] = []
+        self.leased: dict[str, set[Page]] = {"a": set(), "b": set(), "c": set()}
+        self.condemned: set[Page] = set()
 
     @rule(owner=OWNERS, numbers=NAMES, kind=st.sampled_from(PageKind), wide=st.booleans())
     def reserve(self, owner: str, numbers: list[int], kind: PageKind, wide: bool) -> None:
@@ -159,10 +197,24 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.unpin(owner, names(*dict.fromkeys(numbers)))
         self.pins[owner] -= set(numbers)
 
+    @rule(owner=OWNERS, numbers=NAMES)
+    def lease(self, owner: str, numbers: list[int]) -> None:
+        for page in self.index.lease(owner, names(*numbers)):
+            assert page.complete
+            self.leased[owner].add(page)
+
+    @rule(number=st.integers(0, 7))
+    def condemn(self, number: int) -> None:
+        if (page := self.index.get(name(number))) is not None:
+            self.index.condemn(page)
+            self.condemned.add(page)
+            assert self.index.get(name(number)) is None
+
     @rule(owner=OWNERS, died=st.booleans())
     def release(self, owner: str, died: bool) -> None:
         self.index.release(owner, died=died)
         self.pins[owner].clear()
+        self.leased[owner].clear()
 
     @rule(number=st.integers(0, 7))
     def hold(self, number: int) -> None:
@@ -179,12 +231,21 @@ class IndexMachine(RuleBasedStateMachine):
     def pinned_pages_stay(self) -> None:
         changes = self.index.take_changes()
         pinned = set().union(*self.pins.values())
+        dropped = {page.name for page in self.condemned}
         for gone in changes.removed:
-            assert int.from_bytes(gone) not in pinned or not self.index.complete(gone)
+            assert int.from_bytes(gone) not in pinned or gone in dropped
+        self.condemned.clear()
+
+    @invariant()
+    def leased_pages_stay_unless_condemned(self) -> None:
+        for page in set().union(*self.leased.values()):
+            assert page.users
+            assert page.dropped or self.index.get(page.name) is page
 
     @invariant()
     def extents_are_disjoint_and_within_capacity(self) -> None:
-        live = {id(page): page for page in [*self.index, *self.held]}.values()
+        writers = [page for owner in "abc" for page in self.index.leased(owner)]
+        live = {id(page): page for page in [*self.index, *self.held, *writers]}.values()
         spans = sorted((page.offset, page.offset + page.layout.page_bytes) for page in live)
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))
         assert sum(end - start for start, end in spans) == self.index.used_bytes <= self.index.capacity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from depot_kit import contract, intact, name, names, produce, production_of, write_parts
+from depot_kit import PART_BYTES, contract, intact, name, names, produce, production_of, write_parts
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pdrelay.depot import link_messages
 from pdrelay.depot.base import Delivered, DepotEvent, DepotStats, LinkState, Offered, PageKind, Stalled, Transfer
 from pdrelay.depot.memory import MemoryDepot, MemoryEngineDepot, link
-from pdrelay.depot.receiving import LOST_PEER_SECONDS, STARVED_SECONDS
+from pdrelay.depot.receiving import LOST_PEER_SECONDS, PATIENCE, STARVED_SECONDS
 from pdrelay.depot.sending import LOST_LINK_SECONDS
 from pdrelay.errors import ArenaFullError
 
@@ -358,6 +358,63 @@ async def test_what_is_corrupt_at_its_source_does_not_flood_the_line() -> None:
     pair.check_nothing_is_held()
 
 
+async def test_a_page_that_became_corrupt_at_its_sender_is_produced_anew() -> None:
+    pair = Pair()
+    produce(pair.prefill, "r", names(1, 2), SHAPE)
+    page = pair.p.hub.index.get(name(2))
+    assert page is not None
+    pair.p.arena[page.offset + PART_BYTES] ^= 1
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
+    assert pair.take_events() == [Offered("x", 0)]
+    pair.advance(1)
+    assert pair.take_events() == [Stalled("x", names(2))]
+    assert pair.p.hub.stats().corrupt_pages == 1
+    assert pair.d.hub.stats().corrupt_parts == PATIENCE + 1
+    produce(pair.prefill, "again", names(1, 2), SHAPE)
+    assert pair.take_events() == [Delivered("x")]
+    assert intact(pair.decode, "r", names(1, 2), SHAPE)
+    pair.decode.release("r")
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+async def test_a_part_that_became_corrupt_before_its_page_was_complete_is_produced_anew() -> None:
+    pair = Pair()
+    await pair.control.transfer(Transfer(xfer="x", names=names(1), to="d"))
+    pair.link.cut()
+    (offset,) = pair.prefill.reserve("r", names(1), [PREFIX])
+    assert offset is not None
+    write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(2))
+    pair.p.arena[offset] ^= 1
+    pair.link.mend()
+    pair.take_events()
+    pair.advance(1)
+    assert pair.take_events() == [Stalled("x", names(1))]
+    write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(2, 4))  # it has not heard of that yet
+    produce(pair.prefill, "again", names(1), SHAPE)
+    assert pair.take_events() == [Delivered("x")]
+    assert intact(pair.decode, "d", names(1), SHAPE)
+    for engine, owner in ((pair.decode, "d"), (pair.prefill, "r"), (pair.prefill, "again")):
+        engine.release(owner)
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+async def test_a_page_that_became_corrupt_where_it_was_received_is_fetched_again() -> None:
+    pair = Pair()
+    produce(pair.prefill, "r", names(1, 2), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
+    (_, leased) = pair.decode.lease("r", names(1, 2))
+    pair.d.arena[leased.offset] ^= 1
+    pair.decode.corrupt("r", names(2))
+    assert intact(pair.decode, "again", names(1, 2), SHAPE)
+    assert pair.d.hub.stats().corrupt_pages == 1
+    assert (await pair.control.end("x")).sent == 3 * SHAPE.page_bytes
+    pair.decode.release("r")
+    pair.decode.release("again")
+    pair.check_nothing_is_held()
+
+
 class Chaos(RuleBasedStateMachine):
     """Whatever happens in whatever order: no page mixes two productions, and in the end nothing is held."""
 
@@ -434,6 +491,14 @@ class Chaos(RuleBasedStateMachine):
     def corrupt(self, count: int) -> None:
         self.pair.link.corrupt_next = count
 
+    @rule(number=NUMBERS, part=st.integers(0, 3), there=st.booleans())
+    def flip(self, number: int, part: int, there: bool) -> None:
+        """A bit flips in the arena of one side, in a part that is there."""
+        depot = self.pair.d if there else self.pair.p
+        page = depot.hub.index.get(name(number))
+        if page is not None and page.have >> part & 1:
+            depot.arena[page.offset + part * PART_BYTES + 500] ^= 1
+
     @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]))
     def advance(self, seconds: float) -> None:
         self.pair.advance(seconds)
@@ -441,7 +506,7 @@ class Chaos(RuleBasedStateMachine):
     @invariant()
     def complete_pages_are_of_one_production(self) -> None:
         for page in self.pair.d.hub.index:
-            if page.complete:
+            if page.complete and self.pair.d.hub.intact(page):  # no reader takes another
                 assert production_of(self.pair.decode, page.name, page.offset, SHAPE) is not None
 
     def teardown(self) -> None:
@@ -470,11 +535,13 @@ class Delivery(Chaos):
         with self.pair.p.turn():
             self.pair.p.hub.transfer(wish, "gateway")
         self.crash()
-        for number in range(3):
-            self.reserve(number)
-            self.write(number, range(4))
-        while self.pair.link.step():
-            pass
+        for _ in range(3):  # what is corrupt at its sender is noticed, and then produced anew
+            for number in range(3):
+                self.reserve(number)
+                self.write(number, range(4))
+            while self.pair.link.step():
+                pass
+            self.advance(0.5)
         assert self.pair.p.hub.senders.stats("last").delivered
         self.end("last")
         super().teardown()

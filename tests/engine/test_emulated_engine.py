@@ -84,7 +84,7 @@ async def ship(source: Site, target: Site, prompt: list[int], damage: int | None
     names = pages_of(prompt).names
     await pin(target, prompt)
     sender, receiver = source.depot.engine("sender", CONTRACT), target.depot.engine("receiver", CONTRACT)
-    offsets = sender.lease("x", names)
+    offsets = [page.offset for page in sender.lease("x", names)]
     assert len(offsets) == len(names)
     places = receiver.reserve("x", names, [PageKind.PREFIX] * len(names))
     for index, (name, offset, place) in enumerate(zip(names, offsets, places, strict=True)):
@@ -191,6 +191,23 @@ async def test_what_is_computed_on_wrong_kv_is_wrong_everywhere() -> None:
         expected, _ = reference(turn, sampling)
         for engine in far.engines.values():
             assert ids_of(await decode(engine, request))[:3] != expected[:3]
+
+
+@pytest.mark.parametrize("damaged", [0, 2, 3])
+async def test_what_became_corrupt_in_the_arena_is_computed_anew(damaged: int) -> None:
+    prompt, sampling = prompt_of(55), sampling_of(ignore_eos=True)
+    expected, _ = reference(prompt, sampling)
+    async with sites(("P", "RLD")) as (near,):
+        await prefill(near, prompt, sampling)
+        page = near.depot.hub.index.get(pages_of(prompt).names[damaged])
+        assert page is not None
+        near.depot.arena[page.offset + 12345 % CONTRACT.page_bytes] ^= 1
+        relayed = await decode(near.engines["RLD"], decode_request(prompt, sampling, expected[:1]))
+        assert ids_of(relayed) == expected[1:]
+        assert relayed[0].loaded_tokens == damaged * 16
+        assert near.depot.hub.stats().corrupt_pages == 1
+        assert (await prefill(near, prompt, sampling, "again"))[0].ids == expected[:1]
+        assert near.depot.hub.index.match(pages_of(prompt).names) == 4, "prefill produced it anew"
 
 
 async def test_pages_of_another_prompt_do_not_fit() -> None:

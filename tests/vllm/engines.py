@@ -85,6 +85,16 @@ class DepotThread:
 
         return self._call(read())
 
+    def flip(self, name: bytes, part: int) -> None:
+        """Flips one bit of a complete page."""
+
+        async def flip() -> None:
+            page = self._server.hub.index.get(name)
+            assert page is not None
+            self._server.arena.view[page.offset + part * page.layout.part_bytes + 999] ^= 8
+
+        self._call(flip())
+
     def holds(self, names: Sequence[bytes]) -> list[bool]:
         async def look() -> list[bool]:
             return [self._server.hub.index.complete(name) for name in names]

@@ -72,6 +72,27 @@ async def test_prefill_loads_what_its_own_cache_lost(prefill: Engine, depot: Dep
     assert (again.ids, again.finished.cached_tokens) == (first.ids, 96)
 
 
+async def test_a_page_that_became_corrupt_in_the_arena_is_not_used(
+    prefill: Engine, decode: Engine, depot: DepotThread
+) -> None:
+    prompt = prefill.tokens(200, "corrupt")
+    expected = await decode.reference(prompt, GREEDY)
+    await decode.forget()
+    depot.evict()
+    depot.pin("transfer", pages(prompt).names)
+    await prefill.prefill(prompt)
+    dropped = depot.stats().corrupt_pages
+    for page, part, loaded in ((3, 7, 96), (0, 29, 0), (6, 0, 192)):
+        depot.flip(pages(prompt).names[page], part)
+        run = await decode.decode(prompt, GREEDY, [[]])
+        assert run.ids == expected
+        assert (run.opened.cached_tokens, run.opened.loaded_tokens) == (0, loaded)
+        await decode.forget()
+    assert depot.stats().corrupt_pages == dropped + 3
+    assert all(depot.holds(pages(prompt).full)), "decode published what it computed instead"
+    depot.unpin("transfer")
+
+
 async def test_a_tail_carries_no_other_requests_bytes(prefill: Engine, depot: DepotThread) -> None:
     prompt = prefill.tokens(37, "tail")
     tails = []

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pdrelay.depot.base import PageKind
+from pdrelay.depot.base import Leased, PageKind
 from pdrelay.depot.memory import MemoryDepot
 from pdrelay.engine.vllm.settings import Settings
 from pdrelay.errors import ConfigError
@@ -24,8 +24,8 @@ with warnings.catch_warnings():
     from pdrelay.engine.vllm.connector_scheduler import SchedulerSide
     from pdrelay.engine.vllm.connector_worker import WorkerSide
     from pdrelay.engine.vllm.depot_connection import DepotConnection
-    from pdrelay.engine.vllm.jobs import PUBLISH
-    from pdrelay.engine.vllm.metadata import DepotLost, Load, PageCopy, StepOrders
+    from pdrelay.engine.vllm.jobs import MAX_SPOILED, PUBLISH
+    from pdrelay.engine.vllm.metadata import Load, PageCopy, PageLoad, StepOrders, Troubles
 
 pytestmark = pytest.mark.vllm
 
@@ -79,8 +79,9 @@ def test_a_page_goes_out_and_comes_back(
     (offset,) = engine.reserve("w", [PAGE], [PageKind.PREFIX])
     assert offset is not None
     _step(worker, StepOrders(epoch=depot.hub.epoch, copies=[PageCopy("w", PAGE, 2, offset)], released=["w"]))
-    assert engine.lease("r", [PAGE]) == [offset]  # complete, with checksums that fit: the depot took every part
-    _step(worker, StepOrders(epoch=depot.hub.epoch, zero=[2], loads=[Load("request", [(offset, 4)])]))
+    (page,) = engine.lease("r", [PAGE])
+    assert page.offset == offset
+    _step(worker, StepOrders(epoch=depot.hub.epoch, zero=[2], loads=[_load("request", page, 4)]))
     assert _results(worker, "request") == (True, False)
     for index in range(LAYERS):
         cache = caches[f"model.layers.{index}.attn"]
@@ -90,11 +91,11 @@ def test_a_page_goes_out_and_comes_back(
 
 
 def test_a_load_that_fails_is_reported_all_the_same(worker: WorkerSide, depot: MemoryDepot) -> None:
-    _step(worker, StepOrders(epoch=depot.hub.epoch, loads=[Load("outside", [(len(depot.arena), 1)])]))
+    _step(worker, StepOrders(epoch=depot.hub.epoch, loads=[_load("outside", Leased(len(depot.arena), b""), 1)]))
     assert _results(worker, "outside") == (True, True)
     _step(worker, StepOrders())
     depot.die()
-    _step(worker, StepOrders(epoch="next", loads=[Load("no depot", [(0, 1)])]))
+    _step(worker, StepOrders(epoch="next", loads=[_load("no depot", Leased(0, b""), 1)]))
     assert _results(worker, "no depot") == (True, True)
 
 
@@ -131,11 +132,14 @@ def test_after_a_failed_load_the_depot_is_asked_again_only_after_a_preemption(
 def test_a_depot_restarted_behind_the_schedulers_back_is_not_written_to(depot: MemoryDepot, worker: WorkerSide) -> None:
     (offset,) = depot.engine("e", CONTRACT).reserve("w", [PAGE], [PageKind.PREFIX])
     assert offset is not None
-    _step(worker, StepOrders(epoch="former", copies=[PageCopy("w", PAGE, 2, offset)], loads=[Load("r", [(offset, 4)])]))
+    _step(
+        worker,
+        StepOrders(epoch="former", copies=[PageCopy("w", PAGE, 2, offset)], loads=[_load("r", Leased(offset, b""), 4)]),
+    )
     assert not any(depot.arena)
     assert _results(worker, "r") == (True, True)
-    assert worker.take_lost() == DepotLost({"former"})
-    assert worker.take_lost() is None
+    assert worker.take_troubles() == Troubles({"former"})
+    assert worker.take_troubles() is None
 
 
 def test_the_scheduler_hears_of_a_loss_before_it_ends_the_requests_of_the_step(depot: MemoryDepot) -> None:
@@ -144,7 +148,7 @@ def test_the_scheduler_hears_of_a_loss_before_it_ends_the_requests_of_the_step(d
     side.on_new_request(request)
     side.matched_tokens(request, 0)
     assert depot.hub.stats().reserved == 3
-    side.before_output(KVConnectorOutput(kv_connector_worker_meta=DepotLost({depot.hub.epoch})))
+    side.before_output(KVConnectorOutput(kv_connector_worker_meta=Troubles({depot.hub.epoch})))
     assert depot.hub.stats().reserved == 0, "others may write its pages"
     told = side.finished(request)
     assert told is not None
@@ -159,13 +163,48 @@ def test_a_load_whose_lease_ended_under_way_counts_as_failed(depot: MemoryDepot,
     _publish(side, depot, worker)
     assert side.matched_tokens(request, 0) == (32, True)
     side.after_alloc(request, SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],)), 32)
-    side.before_output(KVConnectorOutput(kv_connector_worker_meta=DepotLost({depot.hub.epoch})))
+    side.before_output(KVConnectorOutput(kv_connector_worker_meta=Troubles({depot.hub.epoch})))
     output = KVConnectorOutput(finished_recving={"r"})
     side.before_output(output)
     assert output.failed_recving == {"r"}
     side.worker_output(output)
     side.finished(request)
     side.close()
+
+
+def test_a_page_that_became_corrupt_is_not_loaded_and_the_rest_is_asked_for_again(
+    depot: MemoryDepot, worker: WorkerSide
+) -> None:
+    side, request = _scheduler(depot), _request()
+    side.on_new_request(request)
+    _publish(side, depot, worker)
+    names = side._jobs["r"].pages.prompt.full
+    for failures in range(1, MAX_SPOILED + 2):
+        assert side.matched_tokens(request, 0) == (32, True)
+        side.after_alloc(request, SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],)), 32)
+        orders = StepOrders(epoch=depot.hub.epoch, loads=side._orders.loads)
+        side._orders = StepOrders()
+        depot.arena[orders.loads[0].pages[1].offset + 1024] ^= 1
+        _step(worker, orders)
+        assert _results(worker, "r") == (True, True)
+        output = KVConnectorOutput(
+            finished_recving={"r"}, failed_recving={"r"}, kv_connector_worker_meta=worker.take_troubles()
+        )
+        side.before_output(output)
+        side.worker_output(output)
+        stats = depot.hub.stats()
+        assert (stats.leases, stats.corrupt_pages, depot.hub.index.match(names)) == (0, failures, 1)
+        if failures <= MAX_SPOILED:
+            assert side.matched_tokens(request, 0) == (16, True)
+            side._end_lease(side._jobs["r"])
+        _publish(side, depot, worker)
+    assert side.matched_tokens(request, 0) == (0, False), "memory that keeps spoiling pages is not asked for ever"
+    side.finished(request)
+    side.close()
+
+
+def _load(request: str, page: Leased, block: int) -> Load:
+    return Load(request, "r", [PageLoad(PAGE, page.offset, block, page.checksums)])
 
 
 def _scheduler(depot: MemoryDepot) -> SchedulerSide:
@@ -187,5 +226,5 @@ def _publish(side: SchedulerSide, depot: MemoryDepot, worker: WorkerSide) -> Non
     """The two whole pages of the prompt come to be in the depot."""
     names, engine = side._jobs["r"].pages.prompt.full, depot.engine("e", CONTRACT)
     for name, offset in zip(names, engine.reserve("w", names, [PageKind.PREFIX] * 2), strict=True):
-        assert offset is not None
-        _step(worker, StepOrders(epoch=depot.hub.epoch, copies=[PageCopy("w", name, 1, offset)]))
+        if offset is not None:
+            _step(worker, StepOrders(epoch=depot.hub.epoch, copies=[PageCopy("w", name, 1, offset)]))

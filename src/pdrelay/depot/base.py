@@ -32,6 +32,13 @@ class Part(NamedTuple):
     checksum: int  # xxh3_64 of the part's bytes
 
 
+class Leased(NamedTuple):
+    """A complete page that stays where it is until its lease ends."""
+
+    offset: int  # of its bytes in the arena
+    checksums: bytes  # of its parts, packed as in `depot/checksums.py`
+
+
 class EngineDepot(Protocol):
     """What an engine's connector asks of the depot of its host. Blocking, thread-safe, a local round trip each.
 
@@ -60,8 +67,13 @@ class EngineDepot(Protocol):
         """How many leading `names` are complete here."""
         ...
 
-    def lease(self, owner: str, names: Sequence[bytes]) -> list[int]:
-        """Pins the leading complete pages of `names` for reading; their byte offsets in the arena."""
+    def lease(self, owner: str, names: Sequence[bytes]) -> list[Leased]:
+        """Keeps the leading complete pages of `names` for reading. A reader verifies every part that it loads."""
+        ...
+
+    def corrupt(self, owner: str, names: Sequence[bytes]) -> None:
+        """Says that the bytes of these pages, which `owner` leases, do not fit their checksums: nobody gets them any
+        more. Who still reads them keeps their room until then; transfers fetch them again."""
         ...
 
     def reserve(self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind]) -> list[int | None]:
@@ -174,7 +186,8 @@ class DepotStats(msgspec.Struct, frozen=True, kw_only=True):
     capacity_bytes: int
     sent_bytes: int
     received_bytes: int
-    corrupt_parts: int
+    corrupt_parts: int  # received from other depots
+    corrupt_pages: int  # dropped because their bytes in the arena were wrong
     evicted_pages: int
     reserve_waits: int  # reservations refused for want of room
 

@@ -17,7 +17,7 @@ import msgspec
 
 from pdrelay.depot import wire
 from pdrelay.depot.arena import close_map, map_arena
-from pdrelay.depot.base import PageKind, Part
+from pdrelay.depot.base import Leased, PageKind, Part
 from pdrelay.errors import DepotUnavailableError, ProtocolError
 from pdrelay.kv.contract import KVContract
 
@@ -26,7 +26,7 @@ TIMEOUT_SECONDS = 10.0
 """A depot answers in microseconds; one that does not for so long counts as gone."""
 
 _counts = msgspec.msgpack.Decoder(int)
-_offsets = msgspec.msgpack.Decoder(list[int])
+_leased = msgspec.msgpack.Decoder(list[Leased])
 _reserved = msgspec.msgpack.Decoder(list[int | None])
 _nothing = msgspec.msgpack.Decoder(None)
 
@@ -113,9 +113,13 @@ class SocketEngineDepot:
         """See EngineDepot."""
         return self._call(wire.Match(list(names)), _counts)
 
-    def lease(self, owner: str, names: Sequence[bytes]) -> list[int]:
+    def lease(self, owner: str, names: Sequence[bytes]) -> list[Leased]:
         """See EngineDepot."""
-        return self._call(wire.Lease(owner, list(names)), _offsets)
+        return self._call(wire.Lease(owner, list(names)), _leased)
+
+    def corrupt(self, owner: str, names: Sequence[bytes]) -> None:
+        """See EngineDepot."""
+        self._call(wire.Corrupt(owner, list(names)), _nothing)
 
     def reserve(self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind]) -> list[int | None]:
         """See EngineDepot."""

@@ -14,6 +14,7 @@ from pdrelay.depot.base import (
     DepotEvent,
     DepotStats,
     Forgotten,
+    Leased,
     LinkState,
     PageKind,
     Part,
@@ -22,9 +23,10 @@ from pdrelay.depot.base import (
     Transfer,
     TransferStats,
 )
+from pdrelay.depot.checksums import pack_checksums, wrong_parts
 from pdrelay.depot.contracts import Contracts
 from pdrelay.depot.inbox import Inbox
-from pdrelay.depot.index import Changes, Index
+from pdrelay.depot.index import Changes, Index, Page
 from pdrelay.depot.receiving import Receivers
 from pdrelay.depot.sending import Senders
 from pdrelay.depot.waiters import HeldPages, Waiter, Waiters
@@ -51,7 +53,7 @@ class Hub:
         self.held = HeldPages()
         self.waiters = Waiters(self.index, self.held)
         self.inbox = Inbox(arena)
-        self.senders = Senders(self.index, self.contracts, self.emit)
+        self.senders = Senders(self.index, self.contracts, self.emit, self.intact)
         self.receivers = Receivers(self.index, self.contracts, self.held, self.inbox)
         self.on_contracts: dict[int, Callable[[], None]] = {}
         self._link_states: dict[str, LinkState] = {}
@@ -84,12 +86,24 @@ class Hub:
             self.receivers.held_changed(instance, [], self.contracts.in_all_groups(list(gone)))
         self._contracts_changed()
 
-    def lease(self, connection: int, owner: str, names: Sequence[bytes]) -> list[int]:
+    def lease(self, connection: int, owner: str, names: Sequence[bytes]) -> list[Leased]:
         """See EngineDepot.lease."""
-        offsets = self.index.lease(owner, names)
-        if offsets:
+        pages = self.index.lease(owner, names)
+        if pages:
             self._opener.setdefault(owner, connection)
-        return offsets
+        return [Leased(page.offset, pack_checksums(page.checksums)) for page in pages]
+
+    def corrupt(self, owner: str, names: Sequence[bytes]) -> None:
+        """See EngineDepot.corrupt."""
+        for page in self.index.leased(owner):
+            if page.name in names:
+                self.index.condemn(page)
+        self.settle()
+
+    def intact(self, page: Page) -> bool:
+        """Whether the bytes of the parts that are written fit their checksums."""
+        data = self.arena[page.offset : page.offset + page.layout.page_bytes]
+        return not wrong_parts(data, page.checksums, page.have)
 
     def reserve(
         self, connection: int, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind], contract: KVContract
@@ -195,6 +209,7 @@ class Hub:
             sent_bytes=self.senders.outbox.sent_bytes,
             received_bytes=self.receivers.received_bytes,
             corrupt_parts=self.receivers.corrupt_parts,
+            corrupt_pages=self.index.condemned,
             evicted_pages=self.index.evicted,
             reserve_waits=self.index.reserve_waits + self.receivers.waits,
         )

@@ -11,9 +11,8 @@ from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from xxhash import xxh3_64_intdigest
-
 from pdrelay.depot import link_messages as link
+from pdrelay.depot.checksums import checksum, unpack_checksums
 from pdrelay.depot.index import Page
 from pdrelay.depot.payload import ReadInto, discard_run, read_run
 from pdrelay.errors import ProtocolError
@@ -84,7 +83,7 @@ class Inbox:
         if slot is None:
             discard_run(run, read_into)
             return
-        checksums = link.unpack_checksums(run.checksums)
+        checksums = unpack_checksums(run.checksums)
         good = corrupt = 0
         broken = True
         try:
@@ -136,9 +135,9 @@ class Inbox:
     def _verify(self, slot: Slot, run: link.Run, fresh: int, checksums: array[int]) -> int:
         """Those of the `fresh` parts whose bytes are not what their checksum says."""
         bad = 0
-        for at, checksum in enumerate(checksums, run.first):
+        for at, expected in enumerate(checksums, run.first):
             start = slot.page.offset + at * run.part_bytes
-            if fresh >> at & 1 and xxh3_64_intdigest(self._arena[start : start + run.part_bytes]) != checksum:
+            if fresh >> at & 1 and checksum(self._arena[start : start + run.part_bytes]) != expected:
                 bad |= 1 << at
         return bad
 

@@ -1,7 +1,8 @@
 """The index of pages: who writes what, who pins what, what goes when room is needed. Pure state, no I/O, no clock.
 
-An *owner* is a string. It writes pages (one writer a name) and pins names. A pin may come before its page: it takes
-effect as soon as the page is complete, which is how a transfer keeps what is still being produced.
+An *owner* is a string. It writes pages (one writer a name), pins names and leases pages. A pin keeps whatever copy a
+name has, and may come before it: so a transfer keeps what is still being produced. A lease keeps the bytes of one copy
+where they are, whatever becomes of the name, until its owner has read them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Page:
     writer: str | None
     have: int = 0  # bitmap of the parts that are written
     checksums: array[int] = field(default_factory=lambda: array("Q"))
-    users: int = 0  # threads that read or write its bytes just now
+    users: int = 0  # leases, and threads that read or write its bytes just now
     dropped: bool = False
 
     @property
@@ -40,10 +41,10 @@ class Page:
 
 
 class Lost(NamedTuple):
-    """A page became absent before it was complete."""
+    """A page that others may wait for became absent: before it was complete, or because its bytes were wrong."""
 
     name: bytes
-    died: bool  # its writer went away, rather than gave it up
+    died: bool  # nobody gave it up: its writer went away, or its bytes were wrong
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class Holdings:
 
     pins: dict[bytes, None] = field(default_factory=dict)
     writes: dict[bytes, None] = field(default_factory=dict)
+    leases: dict[Page, None] = field(default_factory=dict)
 
 
 class Index:
@@ -81,6 +83,7 @@ class Index:
         self._epoch = epoch_base
         self._changes = Changes()
         self.evicted = 0
+        self.condemned = 0
         self.reserve_waits = 0
 
     # Looking
@@ -107,8 +110,8 @@ class Index:
 
     @property
     def pinned(self) -> int:
-        """Complete pages with a pin."""
-        return sum(self.complete(name) for name in self._pins)
+        """Complete pages with a pin or a lease."""
+        return sum(page.complete and page.name not in self._idle for page in self)
 
     @property
     def reserved(self) -> int:
@@ -159,14 +162,20 @@ class Index:
         for name in names:
             pins[name] = None
             self._pins.setdefault(name, {})[owner] = None
-            if (page := self._idle.pop(name, None)) is not None:
-                self._idle_bytes -= aligned(page.layout.page_bytes)
+            if (page := self._idle.get(name)) is not None:
+                self._leave_idle(page)
 
-    def lease(self, owner: str, names: Sequence[bytes]) -> list[int]:
-        """Pins the leading complete pages of `names`; their offsets."""
-        leading = names[: self.match(names)]
-        self.pin(owner, leading)
-        return [self._pages[name].offset for name in leading]
+    def lease(self, owner: str, names: Sequence[bytes]) -> list[Page]:
+        """Leases the leading complete pages of `names` to `owner` until it is released."""
+        pages = [self._pages[name] for name in names[: self.match(names)]]
+        for page in pages:
+            self._lease_one(owner, page)
+        return pages
+
+    def leased(self, owner: str) -> list[Page]:
+        """The pages that `owner` leases, condemned ones included."""
+        holdings = self._owners.get(owner)
+        return list(holdings.leases) if holdings is not None else []
 
     def unpin(self, owner: str, names: Sequence[bytes]) -> None:
         """Ends the pins of `owner` on `names`."""
@@ -246,15 +255,34 @@ class Index:
             return
         self.give_up(owner, list(holdings.writes), died=died)
         self.unpin(owner, list(holdings.pins))
+        leases = list(holdings.leases)
+        holdings.leases.clear()
+        self._forget_if_empty(owner, holdings)
+        for page in reversed(leases):
+            self.unhold(page)
         assert owner not in self._owners, "INV-DEPOT-3: a released owner holds nothing"
 
-    # Threads that touch bytes
+    def condemn(self, page: Page) -> None:
+        """The bytes of `page` are wrong: it is absent from now on, and its room free once nobody reads it."""
+        if page.dropped:
+            return
+        self.condemned += 1
+        if page.writer is not None:
+            self._lease_one(page.writer, page)  # it may be writing: the room is not free before it is released
+            self.give_up(page.writer, [page.name], died=True)
+            return
+        self._leave_idle(page)
+        self._changes.removed.append(page.name)
+        self._changes.lost.append(Lost(page.name, died=True))
+        self._drop(page)
+
+    # Those that touch bytes
 
     def hold(self, page: Page) -> None:
         """Keeps the page's bytes where they are, whatever becomes of the page, until `unhold`."""
         page.users += 1
-        if page.users == 1 and self._idle.pop(page.name, None) is not None:
-            self._idle_bytes -= aligned(page.layout.page_bytes)
+        if page.users == 1:
+            self._leave_idle(page)
 
     def unhold(self, page: Page) -> None:
         """Ends one `hold`."""
@@ -280,8 +308,14 @@ class Index:
     def _holdings(self, owner: str) -> Holdings:
         return self._owners.setdefault(owner, Holdings())
 
+    def _lease_one(self, owner: str, page: Page) -> None:
+        leases = self._holdings(owner).leases
+        if page not in leases:
+            leases[page] = None
+            self.hold(page)
+
     def _forget_if_empty(self, owner: str, holdings: Holdings) -> None:
-        if not holdings.pins and not holdings.writes:
+        if not holdings.pins and not holdings.writes and not holdings.leases:
             self._owners.pop(owner, None)
 
     def _unpin_one(self, owner: str, name: bytes) -> None:
@@ -313,10 +347,14 @@ class Index:
             self._idle_bytes += aligned(page.layout.page_bytes)
             self._changes.room = True
 
+    def _leave_idle(self, page: Page) -> None:
+        if self._idle.pop(page.name, None) is not None:
+            self._idle_bytes -= aligned(page.layout.page_bytes)
+
     def _evict(self, page: Page) -> None:
         assert page.name not in self._pins, "INV-DEPOT-4: a pinned page is never evicted"
-        del self._idle[page.name]
-        self._idle_bytes -= aligned(page.layout.page_bytes)
+        assert not page.users, "INV-DEPOT-4: a leased page is never evicted"
+        self._leave_idle(page)
         self.evicted += 1
         self._changes.removed.append(page.name)
         self._drop(page)

@@ -6,10 +6,6 @@ connection carries, after its `BulkHello`, batches: a `Batch` frame and then the
 
 from __future__ import annotations
 
-import sys
-from array import array
-from collections.abc import Sequence
-
 import msgspec
 
 from pdrelay.depot import wire
@@ -86,6 +82,14 @@ class Wants(msgspec.Struct, frozen=True, tag="wants", array_like=True):
     wants: list[Want]
 
 
+class Suspect(msgspec.Struct, frozen=True, tag="suspect", array_like=True):
+    """Parts of production `epoch` of this page keep arriving corrupt: the sender shall look at its own copy."""
+
+    xfer: str
+    name: bytes
+    epoch: int
+
+
 class Ack(msgspec.Struct, frozen=True, tag="ack", array_like=True):
     """Batch `batch` has been read."""
 
@@ -103,7 +107,19 @@ class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
 
 
 LinkMessage = (
-    LinkHello | Contracts | Live | Offer | Demoted | Ended | Answered | Wants | Ack | Arrived | Ping | wire.Failure
+    LinkHello
+    | Contracts
+    | Live
+    | Offer
+    | Demoted
+    | Ended
+    | Answered
+    | Wants
+    | Suspect
+    | Ack
+    | Arrived
+    | Ping
+    | wire.Failure
 )
 
 
@@ -176,22 +192,6 @@ def decode_batch(body: bytes | memoryview) -> Batch:
         if len(run.checksums) % 8 or run.part_bytes <= 0 or run.first < 0 or run.payload > wire.MAX_FRAME:
             raise ProtocolError(f"a run of {run.parts} parts of {run.part_bytes} bytes from part {run.first}")
     return batch
-
-
-def pack_checksums(checksums: Sequence[int]) -> bytes:
-    """Checksums as they travel."""
-    packed = array("Q", checksums)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_checksums(data: bytes) -> array[int]:
-    """The inverse of `pack_checksums`."""
-    packed = array("Q", data)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed
 
 
 def pack_bits(bits: int) -> bytes:

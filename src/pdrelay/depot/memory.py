@@ -12,6 +12,7 @@ from uuid import uuid4
 from pdrelay.depot.base import (
     DepotEvent,
     DepotStats,
+    Leased,
     PageKind,
     Part,
     Transfer,
@@ -104,10 +105,15 @@ class MemoryEngineDepot:
         with self._depot.turn():
             return self._hub().index.match(names)
 
-    def lease(self, owner: str, names: Sequence[bytes]) -> list[int]:
+    def lease(self, owner: str, names: Sequence[bytes]) -> list[Leased]:
         """See EngineDepot."""
         with self._depot.turn():
             return self._hub().lease(self._id(), self._owner(owner), names)
+
+    def corrupt(self, owner: str, names: Sequence[bytes]) -> None:
+        """See EngineDepot."""
+        with self._depot.turn():
+            self._hub().corrupt(self._owner(owner), names)
 
     def reserve(self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind]) -> list[int | None]:
         """See EngineDepot."""

@@ -31,6 +31,7 @@ METRICS = (
     Metric("sent_bytes_total", "counter", "sent_bytes", "Payload sent to other depots."),
     Metric("received_bytes_total", "counter", "received_bytes", "Payload received from other depots."),
     Metric("corrupt_parts_total", "counter", "corrupt_parts", "Received parts whose checksum was wrong."),
+    Metric("corrupt_pages_total", "counter", "corrupt_pages", "Pages dropped because their bytes here were wrong."),
     Metric("evicted_pages_total", "counter", "evicted_pages", "Pages evicted for want of room."),
     Metric("reserve_waits_total", "counter", "reserve_waits", "Reservations refused for want of room."),
 )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import Transfer, TransferStats
+from pdrelay.depot.checksums import pack_checksums
 from pdrelay.depot.index import Index, Page
 
 
@@ -169,4 +170,4 @@ class Outbox:
 
 def _described(run: FlyingRun) -> link.Run:
     checksums = run.page.checksums[run.first : run.first + run.parts]
-    return link.Run(run.page.name, run.epoch, run.first, run.page.layout.part_bytes, link.pack_checksums(checksums))
+    return link.Run(run.page.name, run.epoch, run.first, run.page.layout.part_bytes, pack_checksums(checksums))

@@ -108,6 +108,7 @@ class Receivers:
         for fetch, want in put_off:
             if self._fetches.get(want.name) is fetch:
                 self._tell(fetch.receiving, link.Wants(fetch.receiving.offer.xfer, [want]))
+                self._tell(fetch.receiving, link.Suspect(fetch.receiving.offer.xfer, want.name, want.epoch))
         for peer, since in list(self._lost_since.items()):
             if now - since >= LOST_PEER_SECONDS:
                 del self._lost_since[peer]
@@ -287,7 +288,7 @@ class Receivers:
     def _take(self, fetch: Fetch, result: Landed) -> None:
         page, owner = fetch.page, fetch.receiving.owner
         if result.epoch > fetch.epoch and (result.good or result.corrupt):
-            fetch.epoch = result.epoch
+            fetch.epoch, fetch.failures = result.epoch, 0
             if page.have:
                 self._index.restart(owner, page.name)
         if result.epoch == fetch.epoch:

@@ -12,7 +12,7 @@ from typing import Protocol
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import Delivered, DepotEvent, Offered, Stalled, Transfer, TransferStats
 from pdrelay.depot.contracts import Contracts
-from pdrelay.depot.index import Changes, Index
+from pdrelay.depot.index import Changes, Index, Page
 from pdrelay.depot.outbox import FlyingBatch, Outbox, Sending, Wanted
 from pdrelay.errors import DepotError
 
@@ -49,8 +49,15 @@ class Peer(Protocol):
 class Senders:
     """All transfers that this depot sends or pins."""
 
-    def __init__(self, index: Index, contracts: Contracts, emit: Callable[[DepotEvent], None]) -> None:
-        self._index, self._contracts, self._emit = index, contracts, emit
+    def __init__(
+        self,
+        index: Index,
+        contracts: Contracts,
+        emit: Callable[[DepotEvent], None],
+        intact: Callable[[Page], bool] = lambda _: True,
+    ) -> None:
+        """`intact` says whether the bytes of a page's published parts fit their checksums."""
+        self._index, self._contracts, self._emit, self._intact = index, contracts, emit, intact
         self.peers: dict[str, Peer] = {}
         self.outbox = Outbox(index)
         self._live: dict[str, Sending] = {}
@@ -148,6 +155,8 @@ class Senders:
             self._on_answered(sending, message.held)
         elif isinstance(message, link.Wants):
             self._on_wants(sending, message.wants)
+        elif isinstance(message, link.Suspect):
+            self._on_suspect(message)
         elif isinstance(message, link.Arrived):
             self._on_arrived(sending)
 
@@ -173,6 +182,11 @@ class Senders:
                 self.outbox.line_up(sending, page)
         self._wake(sending)
 
+    def _on_suspect(self, suspect: link.Suspect) -> None:
+        page = self._index.get(suspect.name)
+        if page is not None and page.epoch == suspect.epoch and not self._intact(page):
+            self._index.condemn(page)
+
     def _on_arrived(self, sending: Sending) -> None:
         if not sending.delivered:
             sending.delivered = True
@@ -195,6 +209,9 @@ class Senders:
         for name, was_death in changes.lost:
             for sending in self._by_name.get(name, ()):
                 sending.ready.pop(name, None)
+                wanted = sending.wanted.get(name)
+                if wanted is not None and not wanted.missing:
+                    continue
                 if was_death:
                     died.setdefault(sending, []).append(name)
                 else:

@@ -48,6 +48,8 @@ class EngineSession:
                 return hub.index.match(request.names)
             case wire.Lease():
                 return hub.lease(self._connection, self._owner(request.owner), request.names)
+            case wire.Corrupt():
+                hub.corrupt(self._owner(request.owner), request.names)
             case wire.Reserve():
                 kinds = [PageKind.TRANSFER if tail else PageKind.PREFIX for tail in request.transfer_kind]
                 owner = self._owner(request.owner)

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from pdrelay.depot.base import DepotEvent, DepotStats, Transfer, TransferStats
+from pdrelay.depot.base import DepotEvent, DepotStats, Leased, Transfer, TransferStats
 from pdrelay.errors import (
     ArenaFullError,
     ContractError,
@@ -58,6 +58,11 @@ class Match(msgspec.Struct, frozen=True, tag="match", array_like=True):
 
 
 class Lease(msgspec.Struct, frozen=True, tag="lease", array_like=True):
+    owner: str
+    names: list[bytes]
+
+
+class Corrupt(msgspec.Struct, frozen=True, tag="corrupt", array_like=True):
     owner: str
     names: list[bytes]
 
@@ -133,7 +138,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", array_like=True):
     """The client leaves for good: its transfers need no grace."""
 
 
-EngineRequest = Match | Lease | Reserve | Publish | Release | ReportHeld
+EngineRequest = Match | Lease | Corrupt | Reserve | Publish | Release | ReportHeld
 ControlRequest = (
     Wait
     | StartTransfer
@@ -180,7 +185,7 @@ class Happened(msgspec.Struct, frozen=True, tag="event", array_like=True):
 
 ToDepot = Call | Tell
 FromDepot = Reply | Failure | Happened
-Answer = TransferStats | DepotStats | list[int | None] | list[int] | int | None
+Answer = TransferStats | DepotStats | list[Leased] | list[int | None] | int | None
 
 _encoder = msgspec.msgpack.Encoder()
 _to_depot = msgspec.msgpack.Decoder(ToDepot)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from pdrelay.depot.base import EngineDepot, PageKind, Part
+from pdrelay.depot.base import EngineDepot, Leased, PageKind, Part
 from pdrelay.errors import ArenaFullError, DepotUnavailableError, EngineRejectedError
 
 _log = logging.getLogger(__name__)
@@ -38,9 +38,13 @@ class DepotConnection:
         """The shared arena. Offsets are good only in the arena of the connection that gave them."""
         return self.depot.arena
 
-    async def lease(self, owner: str, names: Sequence[bytes]) -> list[int]:
+    async def lease(self, owner: str, names: Sequence[bytes]) -> list[Leased]:
         """See EngineDepot."""
         return await self._call(lambda: self.depot.lease(owner, names))
+
+    async def corrupt(self, owner: str, names: Sequence[bytes]) -> None:
+        """See EngineDepot."""
+        await self._call(lambda: self.depot.corrupt(owner, names))
 
     async def reserve(self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind]) -> list[int | None]:
         """See EngineDepot."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdrelay.depot.base import PageKind
+from pdrelay.depot.checksums import unpack_checksums, wrong_parts
 from pdrelay.engine.emulated.host_depot import DepotConnection
 from pdrelay.engine.emulated.kv_memory import Claim, KvMemory
 from pdrelay.engine.emulated.pages import RIGHT, combine, read_drift, write_parts
@@ -75,12 +76,15 @@ class Running:
         self.loaded_tokens = self.computed - self.cached_tokens
 
     async def _load_pages(self, names: Sequence[bytes]) -> list[bytes]:
-        """Loads the leading `names` that the depot has; their drifts."""
+        """Loads the leading `names` that the depot has, up to one with bytes that do not fit; their drifts."""
         if not names:
             return []
-        drifts = []
-        for name, offset in zip(names, await self._depot.lease(self._owner, names), strict=False):
-            drift = read_drift(self._depot.arena, offset, self._parts.contract, name)
+        drifts: list[bytes] = []
+        for name, page in zip(names, await self._depot.lease(self._owner, names), strict=False):
+            if wrong_parts(self._page(page.offset), unpack_checksums(page.checksums)):
+                await self._depot.corrupt(self._owner, [name])
+                break
+            drift = read_drift(self._depot.arena, page.offset, self._parts.contract, name)
             drifts.append(drift)
             if name != self._prompt.tail:
                 self._parts.memory.store(self._held_claim(), name, drift)
@@ -88,6 +92,9 @@ class Running:
         # The lease ends when the pages are loaded; nobody waits for room while holding one.
         await self._depot.release(self._owner)
         return drifts
+
+    def _page(self, offset: int) -> memoryview:
+        return self._depot.arena[offset : offset + self._parts.contract.page_bytes]
 
     async def reserve(self) -> None:
         """Becomes the writer of the prompt pages that the depot lacks, and writes those that the engine has."""

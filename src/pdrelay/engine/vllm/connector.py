@@ -125,8 +125,8 @@ class PdrelayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         return self.worker_side.take_results()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """See `WorkerSide.take_lost`."""
-        return self.worker_side.take_lost()
+        """See `WorkerSide.take_troubles`."""
+        return self.worker_side.take_troubles()
 
     def shutdown(self) -> None:
         """Ends the connection to the depot."""

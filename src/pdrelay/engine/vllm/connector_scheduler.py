@@ -17,7 +17,7 @@ from pdrelay.engine.vllm import publishing
 from pdrelay.engine.vllm.depot_connection import DepotConnection
 from pdrelay.engine.vllm.held import HeldBlocks
 from pdrelay.engine.vllm.jobs import PUBLISH, Job, Lease, report
-from pdrelay.engine.vllm.metadata import DepotLost, Load, StepOrders
+from pdrelay.engine.vllm.metadata import Load, PageLoad, StepOrders, Troubles
 from pdrelay.engine.vllm.pages import Naming, RequestPages
 from pdrelay.engine.vllm.settings import Settings
 from pdrelay.errors import ArenaFullError, DepotError, DepotUnavailableError
@@ -95,8 +95,9 @@ class SchedulerSide:
             self._end_lease(job)
             return
         assert lease.tokens == job.local + external, "INV-CONN-3: vLLM loads what the lease covers"
-        targets = table[lease.first : lease.first + len(lease.offsets)]
-        self._orders.loads.append(Load(request.request_id, list(zip(lease.offsets, targets, strict=True))))
+        blocks_of = zip(lease.names, lease.pages, table[lease.first : lease.first + len(lease.pages)], strict=True)
+        loads = [PageLoad(name, page.offset, block, page.checksums) for name, page, block in blocks_of]
+        self._orders.loads.append(Load(request.request_id, job.load_owner, loads))
         job.loading = True
 
     def step_orders(self, output: SchedulerOutput) -> StepOrders:
@@ -118,10 +119,14 @@ class SchedulerSide:
 
     def before_output(self, output: KVConnectorOutput) -> None:
         """A step ended, and vLLM has not looked at its output yet: requests that end with it must be told of losses."""
-        lost, depot = output.kv_connector_worker_meta, self._depot()
-        if isinstance(lost, DepotLost) and depot is not None and depot.epoch in lost.epochs:
-            # Once the connection closes, the depot drops all reservations: others can write those pages.
-            self._lost(DepotUnavailableError("a worker lost its connection"))
+        troubles, depot = output.kv_connector_worker_meta, self._depot()
+        if isinstance(troubles, Troubles):
+            if depot is not None and depot.epoch in troubles.lost:
+                # Once the connection closes, the depot drops all reservations: others can write those pages.
+                self._lost(DepotUnavailableError("a worker lost its connection"))
+            for request_id in troubles.spoiled:
+                if (job := self._jobs.get(request_id)) is not None:
+                    job.spoiled += 1
         void = {job.request.request_id for job in self._jobs.values() if job.void}
         output.failed_recving = output.failed_recving | (void & (output.finished_recving or set()))
 
@@ -133,7 +138,7 @@ class SchedulerSide:
                 continue
             job.loading = job.void = False
             if request_id in output.failed_recving:
-                job.failed_at, job.counted = job.request.num_preemptions, False
+                job.load_failed()
             self._end_lease(job)
             if job.request.is_finished():
                 del self._jobs[request_id]
@@ -194,16 +199,16 @@ class SchedulerSide:
 
     def _new_lease(self, depot: EngineDepot, job: Job, first: int) -> Lease | None:
         names, prompt = job.pages.full(job.request.all_token_ids, job.request.num_tokens), job.pages.prompt
-        offsets = depot.lease(job.load_owner, names[first:]) if first < len(names) else []
-        last = first + len(offsets)
-        tokens = last * self._page_tokens
+        leased = depot.lease(job.load_owner, names[first:]) if first < len(names) else []
+        last = first + len(leased)
+        names, tokens = names[first:last], last * self._page_tokens
         if (
             prompt.tail is not None
             and last == len(prompt.full)
             and (tail := depot.lease(job.load_owner, [prompt.tail]))
         ):
-            offsets, tokens = [*offsets, *tail], prompt.length
-        return Lease(first, offsets, tokens) if offsets else None
+            names, leased, tokens = [*names, prompt.tail], [*leased, *tail], prompt.length
+        return Lease(first, names, leased, tokens) if leased else None
 
     def _end_lease(self, job: Job) -> None:
         if job.lease is None:

@@ -3,6 +3,7 @@
 INV-COPY-1: a part's checksum is taken from the arena after the copy, and the part is published after that.
 INV-COPY-2: every load that was ordered is reported as received exactly once, failed or not.
 INV-COPY-3: offsets are used only in the arena that they were given for.
+INV-COPY-4: a load with a part whose bytes do not fit its checksum fails, and the depot drops the page before that.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from vllm.model_executor.models.utils import extract_layer_index
-from xxhash import xxh3_64_intdigest
 
 from pdrelay.depot.base import EngineDepot, Part
-from pdrelay.engine.vllm.metadata import DepotLost, Load, PageCopy, StepOrders
+from pdrelay.depot.checksums import checksum, unpack_checksums
+from pdrelay.engine.vllm.metadata import Load, PageCopy, StepOrders, Troubles
 from pdrelay.errors import ConfigError, ContractError, DepotError, DepotUnavailableError
 from pdrelay.kv.contract import KVContract
 
@@ -37,7 +38,7 @@ class WorkerSide:
     def __init__(self, connect: Callable[[], EngineDepot], contract: KVContract) -> None:
         self._connect, self._layout = connect, contract.layouts[0]
         self._epoch = ""  # of the depot that it is connected to
-        self._lost: set[str] = set()
+        self._troubles = Troubles()
         self._depot: EngineDepot | None = None
         self._arena: torch.Tensor | None = None
         self._layers: dict[str, tuple[int, torch.Tensor]] = {}
@@ -79,7 +80,7 @@ class WorkerSide:
     def end_step(self) -> None:
         """After the forward pass, in steps without one too."""
         for load in self._orders.loads:
-            self._loaders.submit(self._load, load, self._arena)
+            self._loaders.submit(self._load, load, self._depot, self._arena)
         self._release(self._orders.released)
         self._orders = StepOrders()
 
@@ -92,10 +93,11 @@ class WorkerSide:
             failed, self._failed = self._failed, set()
         return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
-    def take_lost(self) -> DepotLost | None:
-        """Depots that could not be told what they should have been since the last call."""
-        lost, self._lost = self._lost, set()
-        return DepotLost(lost) if lost else None
+    def take_troubles(self) -> Troubles | None:
+        """What went wrong since the last call. Call after `take_results`, in the same step."""
+        with self._lock:
+            troubles, self._troubles = self._troubles, Troubles()
+        return troubles or None
 
     def close(self) -> None:
         """The worker ends."""
@@ -127,32 +129,46 @@ class WorkerSide:
         size = self._layout.part_bytes
         start = copy.offset + layer * size
         self._arena[start : start + size].copy_(parts[copy.block])
-        return Part(copy.name, layer, xxh3_64_intdigest(self._depot.arena[start : start + size]))
+        return Part(copy.name, layer, checksum(self._depot.arena[start : start + size]))
 
-    def _load(self, load: Load, arena: torch.Tensor | None) -> None:
+    def _load(self, load: Load, depot: EngineDepot | None, arena: torch.Tensor | None) -> None:
+        failed, corrupt = True, list[bytes]()
         try:
-            self._copy_in(load, arena)
+            corrupt = self._copy_in(load, arena)
+            if corrupt and depot is not None:
+                _log.error("%d pages for %s are corrupt in the arena", len(corrupt), load.request_id)
+                depot.corrupt(load.owner, corrupt)
+            failed = bool(corrupt)
         except Exception:
             # Nobody awaits this thread, and a load that is never reported leaks the request's blocks.
             _log.exception("loading %s failed; its prompt is computed instead", load.request_id)
-            with self._lock:
-                self._failed.add(load.request_id)
         with self._lock:
             self._received.add(load.request_id)
+            if failed:
+                self._failed.add(load.request_id)
+            if corrupt:
+                self._troubles.spoiled.add(load.request_id)
 
-    def _copy_in(self, load: Load, arena: torch.Tensor | None) -> None:
+    def _copy_in(self, load: Load, arena: torch.Tensor | None) -> list[bytes]:
+        """Copies every page; the names of those with a part that does not fit its checksum."""
         if arena is None:
             raise DepotError("the depot was lost before the load began")
         size, page = self._layout.part_bytes, self._layout.page_bytes
-        for offset, _ in load.pages:
-            if offset < 0 or offset + page > len(arena):
-                raise DepotError(f"page at {offset} with {page} bytes is outside the arena of {len(arena)}")
+        for item in load.pages:
+            if item.offset < 0 or item.offset + page > len(arena):
+                raise DepotError(f"page at {item.offset} with {page} bytes is outside the arena of {len(arena)}")
+        expected = [unpack_checksums(item.checksums) for item in load.pages]
+        corrupt: dict[bytes, None] = {}
         for layer, parts in self._layers.values():
-            for offset, block in load.pages:
-                start = offset + layer * size
-                parts[block].copy_(arena[start : start + size])
+            for item, checksums in zip(load.pages, expected, strict=True):
+                start = item.offset + layer * size
+                source = arena[start : start + size]
+                if checksum(source.numpy()) != checksums[layer]:
+                    corrupt[item.name] = None
+                parts[item.block].copy_(source)
         if parts.is_cuda:
             torch.cuda.current_stream().synchronize()
+        return list(corrupt)
 
     def _follow(self, epoch: str) -> None:
         """Connects to the depot that the scheduler's side is connected to."""
@@ -172,7 +188,8 @@ class WorkerSide:
 
     def _lose(self, error: DepotError | ContractError) -> None:
         _log.error("depot lost: %s", error)
-        self._lost.add(self._epoch)
+        with self._lock:
+            self._troubles.lost.add(self._epoch)
         self._drop()
 
     def _drop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from pdrelay.depot.base import Leased
 from pdrelay.engine.vllm.pages import RequestPages
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ PUBLISH = "pdrelay_publish"
 REPORT = "pdrelay"
 """Key in an output's kv_transfer_params: what the connector did for the request."""
 
+MAX_SPOILED = 3
+"""A request whose loads met corrupt pages more often computes its prompt."""
+
 
 def report(cached: int = 0, loaded: int = 0, error: str = "") -> dict[str, object]:
     """The kv_transfer_params of an output that tells what was done for its request."""
@@ -26,7 +30,8 @@ class Lease(NamedTuple):
     """Complete pages at the depot that follow the local prefix."""
 
     first: int  # index of the first page
-    offsets: list[int]
+    names: list[bytes]
+    pages: list[Leased]
     tokens: int  # where the last page ends in the request
 
 
@@ -51,6 +56,7 @@ class Job:
     loading: bool = False
     void: bool = False  # its lease ended while it loaded: the pages may have changed under the copy
     failed_at: int = -1  # preemptions so far when a load failed: no other try before the next preemption
+    spoiled: int = 0  # loads that met a corrupt page
     # publishing
     admitted: bool = False  # the prompt's pages are reserved
     checked: bool = False  # looked for pages whose other writer died
@@ -82,6 +88,12 @@ class Job:
         """The request has its first blocks, and `external` tokens will be loaded."""
         if not self.counted:
             self.counted, self.cached, self.loaded = True, self.local, external
+
+    def load_failed(self) -> None:
+        """Its load failed. Where the depot dropped a corrupt page it is asked again for what it has besides."""
+        self.counted = False
+        if not 0 < self.spoiled <= MAX_SPOILED:
+            self.failed_at = self.request.num_preemptions
 
     def fail(self, reason: str) -> None:
         """Its pages cannot be published; the request goes on and tells so at its end."""

@@ -17,11 +17,21 @@ class PageCopy(NamedTuple):
     offset: int
 
 
+class PageLoad(NamedTuple):
+    """Copy the page at `offset` of the arena into engine block `block`, if its parts have these checksums."""
+
+    name: bytes
+    offset: int
+    block: int
+    checksums: bytes  # packed as in `depot/checksums.py`
+
+
 class Load(NamedTuple):
-    """Copy pages from the arena into engine blocks, then report the request as received."""
+    """Copy pages that `owner` leases from the arena into engine blocks, then report the request as received."""
 
     request_id: str
-    pages: list[tuple[int, int]]  # offset in the arena, block
+    owner: str
+    pages: list[PageLoad]
 
 
 @dataclass
@@ -36,12 +46,16 @@ class StepOrders(KVConnectorMetadata):  # type: ignore[misc]  # vLLM's classes a
 
 
 @dataclass
-class DepotLost(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM's classes are untyped here
-    """A worker has no connection to the depot processes `epochs`, or lost one: orders were not carried out."""
+class Troubles(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM's classes are untyped here
+    """What went wrong at a worker."""
 
-    epochs: set[str]
+    lost: set[str] = field(default_factory=set)  # depot processes without connection: orders were not carried out
+    spoiled: set[str] = field(default_factory=set)  # requests whose load met a corrupt page, which the depot dropped
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> DepotLost:
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.spoiled)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> Troubles:
         """What several workers tell."""
-        assert isinstance(other, DepotLost)
-        return DepotLost(self.epochs | other.epochs)
+        assert isinstance(other, Troubles)
+        return Troubles(self.lost | other.lost, self.spoiled | other.spoiled)
