@@ -12,15 +12,36 @@ of the connection, ends a session at any time and frees all it holds. `Failed` e
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from pdrelay.engine.logprobs import Logprobs
 from pdrelay.kv.contract import KVContract
 
 PATH = "/inference/pdrelay/sessions"
 VERSION = 1
 SUBPROTOCOL = f"pdrelay.v{VERSION}"  # the WebSocket subprotocol: a client of another version is told so at once
+
+
+class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the output must look like, with vLLM's names (`StructuredOutputsParams`). Exactly one constraint is set.
+
+    The last two are for models that think first, as vLLM's own front end passes them to its engine: whether the
+    constraint holds from the first token on (None: the engine looks at the prompt), and arguments of its parser.
+    """
+
+    json: str | None = None  # a JSON schema as text
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,8 +61,18 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    logprobs: int | None = None  # likeliest tokens to tell beside each output token; None tells nothing
+    prompt_logprobs: int | None = None  # the same for the prompt; prefill's matter alone
+    structured: StructuredOutput | None = None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether two engines with the same logits choose the same token."""
+        return self.temperature == 0 or self.seed is not None
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", omit_defaults=True):
@@ -105,14 +136,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
-    """Prompt and eager tokens are computed. Durations are in seconds since the engine read `Open`."""
+    """Prompt and eager tokens are computed. Durations are in seconds since the engine read `Open`.
+
+    `prediction` is None when the first chunk was there before the pages and was computed together with the prompt.
+    """
 
     sid: str
     cached_tokens: int  # found in the engine's own cache
     loaded_tokens: int  # loaded from the depot
     pages_ready: float  # when `await_names` were complete
     ready: float
-    prediction: int  # the engine's own next token, never emitted
+    prediction: int | None = None  # the engine's own next token, never emitted
 
 
 class Extended(msgspec.Struct, frozen=True, tag="extended"):
@@ -124,12 +158,18 @@ class Extended(msgspec.Struct, frozen=True, tag="extended"):
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
-    """Output tokens `index`, `index + 1`, ... With `last`, Finished with a reason follows in the same frame."""
+    """Output tokens `index`, `index + 1`, ... With `last`, Finished with a reason follows in the same frame.
+
+    `logprobs` has a row for each of `ids` if the request asked for them. `prompt_logprobs` comes with token 0 of a
+    prefill session that asked for them: a row for each prompt token but the first.
+    """
 
     sid: str
     index: int
     ids: list[int]
     last: bool = False
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_defaults=True):

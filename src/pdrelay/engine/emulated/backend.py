@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from itertools import count
 from uuid import uuid4
 
+import msgspec
+
 from pdrelay.depot.base import DepotControl, PageKind
 from pdrelay.engine.base import Chunk, Emit
 from pdrelay.engine.emulated.host_depot import HostDepot
@@ -16,7 +18,8 @@ from pdrelay.engine.emulated.kv_memory import KvMemory
 from pdrelay.engine.emulated.pages import write_parts
 from pdrelay.engine.emulated.sequence import EngineParts, Running
 from pdrelay.engine.emulated.steps import Clock, ScaledClock, StepLoop
-from pdrelay.engine.emulated.tokens import Stop
+from pdrelay.engine.emulated.tokens import Stop, prompt_rows
+from pdrelay.engine.logprobs import Logprobs, pack
 from pdrelay.engine.messages import VERSION, Extend, Extended, Finished, Hello, Load, Open, Opened, Tokens
 from pdrelay.errors import ArenaFullError, DepotUnavailableError
 from pdrelay.perf.profile import Profile
@@ -89,8 +92,8 @@ class EmulatedBackend:
         await running.load()
         await running.reserve()
         await running.compute_prompt()
-        token, stop = running.output.generate(running.drift)
-        emit(Tokens(request.sid, 0, [token], last=stop is not None))
+        tokens, stop = _next_token(running, request.sid)
+        emit(msgspec.structs.replace(tokens, prompt_logprobs=self._prompt_logprobs(request)))
         cached = running.cached_tokens + running.loaded_tokens
         emit(_finished(request.sid, stop, cached))
 
@@ -128,9 +131,8 @@ class EmulatedBackend:
             return
 
         def next_token() -> bool:
-            index = running.output.count
-            token, stop = running.output.generate(running.drift)
-            emit(Tokens(sid, index, [token], last=stop is not None))
+            tokens, stop = _next_token(running, sid)
+            emit(tokens)
             if stop is not None:
                 emit(_finished(sid, stop))
             return stop is None
@@ -142,6 +144,10 @@ class EmulatedBackend:
         # The forward over the known tokens gave the logits of the first one.
         if next_token():
             await self._parts.steps.decode(running.computed, advance)
+
+    def _prompt_logprobs(self, request: Open) -> Logprobs | None:
+        wanted = request.sampling.prompt_logprobs
+        return None if wanted is None else pack(prompt_rows(request.prompt, self._parts.profile.vocabulary, wanted))
 
     def _start_publishing(self, name: bytes, drift: bytes) -> None:
         task = asyncio.create_task(self._publish(name, drift))
@@ -162,6 +168,13 @@ class EmulatedBackend:
                 await depot.release(owner)
         except (ArenaFullError, DepotUnavailableError) as error:
             _log.debug("a page of the output was not published: %s", error)
+
+
+def _next_token(running: Running, sid: str) -> tuple[Tokens, Stop | None]:
+    output, drift = running.output, running.drift
+    index, row = output.count, output.row(drift)
+    token, stop = output.generate(drift)
+    return Tokens(sid, index, [token], stop is not None, pack([row]) if row else None), stop
 
 
 def _finished(sid: str, stop: Stop | None, cached_tokens: int = 0) -> Finished:

@@ -192,6 +192,8 @@ class Running:
             raise EngineRejectedError(f"{known} tokens leave no room in a context of {limit}")
         if request.sampling.max_tokens < max(1, len(request.eager)):
             raise EngineRejectedError(f"max_tokens is {request.sampling.max_tokens}, expected 1 and no less than eager")
+        if request.sampling.structured is not None:
+            raise EngineRejectedError("an emulated engine makes random tokens: it cannot follow a grammar")
         self._check_ids(request.prompt)
         self._check_ids(request.eager)
 

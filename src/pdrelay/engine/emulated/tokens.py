@@ -9,11 +9,13 @@ wrong page changes all that follows.
 from __future__ import annotations
 
 import functools
+import itertools
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
+from pdrelay.engine.logprobs import Row
 from pdrelay.engine.messages import Sampling
 from pdrelay.perf.profile import Vocabulary
 
@@ -58,6 +60,11 @@ class Output:
                 return token
             attempt += 1
 
+    def row(self, drift: bytes) -> Row | None:
+        """Log probabilities of the next token, if the request asked for them."""
+        wanted = self._sampling.logprobs
+        return None if wanted is None else _row(self._vocabulary, self._state + drift, self.predict(drift), wanted)
+
     def generate(self, drift: bytes) -> tuple[int, Stop | None]:
         """Appends the next token; also why it ends the output, if it does."""
         token = self.predict(drift)
@@ -100,6 +107,24 @@ def reference_tokens(
     while stop is None:
         _, stop = output.generate(b"")
     return output.token_ids[output.prompt_tokens :], stop
+
+
+def prompt_rows(prompt: Sequence[int], vocabulary: Vocabulary, wanted: int) -> list[Row]:
+    """Log probabilities of every prompt token but the first, with `wanted` likeliest ones each."""
+    states = itertools.accumulate(prompt[:-1], _advance, initial=b"prompt")
+    return [
+        _row(vocabulary, state, token, wanted)
+        for state, token in zip(itertools.islice(states, 1, None), prompt[1:], strict=True)
+    ]
+
+
+def _row(vocabulary: Vocabulary, state: bytes, token: int, wanted: int) -> Row:
+    """The token is the likeliest one; those beside it follow at equal distances."""
+    number = int.from_bytes(blake2b(state, digest_size=4, person=b"pdrelay.logprob").digest(), "little")
+    first, size = vocabulary.first, vocabulary.last - vocabulary.first + 1
+    others = [first + (token - first + place) % size for place in range(wanted)]
+    top = -(1 + number % 1024) / 1024
+    return Row([token, *others], [top, *(top - place for place in range(wanted))], 1)
 
 
 def _advance(state: bytes, token: int) -> bytes:

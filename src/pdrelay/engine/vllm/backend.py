@@ -76,16 +76,18 @@ class VllmBackend:
         _require_room(request, len(request.eager), self._hello.max_model_len)
 
     async def _prefill(self, request: Open, emit: Emit) -> None:
-        params = to_vllm(request.sampling, 1, {"kv_transfer_params": {PUBLISH: True}})
+        extra = {"kv_transfer_params": {PUBLISH: True}}
+        params = to_vllm(request.sampling, 1, extra, prompt_logprobs=request.sampling.prompt_logprobs)
         prompt = VllmChunk(request.prompt, params, request.cache_salt).prompt
         async with aclosing(self._engine.generate(prompt, params, _request_id(request))) as outputs:
-            output = parse(await next_output(outputs))
+            output = parse(await next_output(outputs), params)
             async for _ in outputs:
                 pass
         if output.report.error:
             raise EngineRejectedError(f"prefill computed, but not published: {output.report.error}", 503)
         reason = self._prefill_reason(request, output)
-        emit(Tokens(request.sid, 0, output.ids, last=reason is not None))
+        logprobs, prompt_logprobs = output.logprobs, output.prompt_logprobs
+        emit(Tokens(request.sid, 0, output.ids, reason is not None, logprobs, prompt_logprobs))
         cached = output.report.cached + output.report.loaded
         emit(Finished(sid=request.sid, reason=reason, stop_reason=output.stop_reason, cached_tokens=cached))
 
@@ -132,12 +134,15 @@ class _Decode:
 
     def _open_chunk(self) -> VllmChunk:
         request = self._request
-        extra = {session_params.EAGER: request.eager} if request.eager else None
+        extra: dict[str, object] = {session_params.DISCARD: True}
+        if request.eager:
+            extra[session_params.EAGER] = request.eager
         return VllmChunk(request.prompt, to_vllm(request.sampling, self._known + 1, extra), request.cache_salt)
 
     async def _extend(self, session: Session, ids: list[int]) -> int:
         _require_room(self._request, self._known, self._max_model_len)
-        output = await _sample(session, VllmChunk(ids, to_vllm(self._request.sampling, self._known + 1)))
+        params = to_vllm(self._request.sampling, self._known + 1, {session_params.DISCARD: True})
+        output = await _sample(session, VllmChunk(ids, params))
         return output.ids[0]
 
     async def _take_over(self, session: Session, ids: list[int]) -> None:
@@ -150,7 +155,8 @@ class _Decode:
         chunk = VllmChunk(ids or [self._last], to_vllm(request.sampling, request.sampling.max_tokens, extra))
         async for output in session.compute(chunk, last=True):
             if output.ids:
-                self._emit(Tokens(request.sid, index, output.ids, last=output.finish_reason is not None))
+                last = output.finish_reason is not None
+                self._emit(Tokens(request.sid, index, output.ids, last, output.logprobs))
             index += len(output.ids)
             if output.finish_reason is not None:
                 self._emit(Finished(sid=request.sid, reason=output.finish_reason, stop_reason=output.stop_reason))

@@ -6,24 +6,55 @@ from collections.abc import Mapping
 
 import msgspec
 from vllm.exceptions import VLLMClientError
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from pdrelay.engine.messages import Sampling
+from pdrelay.engine.messages import Sampling, StructuredOutput
+from pdrelay.engine.vllm import session_params
 from pdrelay.errors import EngineRejectedError
 
+_OURS = {"structured", "prompt_logprobs"}  # fields of Sampling that vLLM spells otherwise
+_REASONING = ("reasoning_ended", "reasoning_parser_kwargs")
 
-def to_vllm(sampling: Sampling, max_tokens: int, extra_args: Mapping[str, object] | None = None) -> SamplingParams:
+
+def to_vllm(
+    sampling: Sampling,
+    max_tokens: int,
+    extra_args: Mapping[str, object] | None = None,
+    *,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
     """`sampling` with another `max_tokens`. Raises EngineRejectedError with vLLM's message for invalid values."""
     if sampling.max_tokens < sampling.min_tokens:
         raise EngineRejectedError(
             f"min_tokens must be less than or equal to max_tokens={sampling.max_tokens}, got {sampling.min_tokens}."
         )
-    fields = msgspec.structs.asdict(sampling)
+    fields = {name: value for name, value in msgspec.structs.asdict(sampling).items() if name not in _OURS}
     # A chunk that samples one token to throw it away ends before min_tokens; vLLM wants min_tokens <= max_tokens.
     fields |= {"max_tokens": max_tokens, "min_tokens": min(sampling.min_tokens, max_tokens)}
+    extra = dict(extra_args or {}) | _reasoning(sampling.structured)
     try:
         return SamplingParams(
-            **fields, detokenize=False, output_kind=RequestOutputKind.DELTA, extra_args=dict(extra_args or {}) or None
+            **fields,
+            structured_outputs=_structured(sampling.structured),
+            prompt_logprobs=prompt_logprobs,
+            detokenize=False,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=extra or None,
         )
     except (ValueError, VLLMClientError) as error:
         raise EngineRejectedError(str(error)) from error
+
+
+def _structured(wanted: StructuredOutput | None) -> StructuredOutputsParams | None:
+    # A new object for each use: vLLM writes into it.
+    if wanted is None:
+        return None
+    fields = msgspec.structs.asdict(wanted)
+    return StructuredOutputsParams(**{name: value for name, value in fields.items() if name not in _REASONING})
+
+
+def _reasoning(wanted: StructuredOutput | None) -> dict[str, object]:
+    if wanted is None or (wanted.reasoning_ended is None and wanted.reasoning_parser_kwargs is None):
+        return {}
+    return {session_params.REASONING: [wanted.reasoning_ended, wanted.reasoning_parser_kwargs]}

@@ -17,6 +17,7 @@ from vllm.v1.request import RequestStatus
 
 from pdrelay.engine.vllm import private_api, session_params
 from pdrelay.engine.vllm.connector import PdrelayConnector
+from pdrelay.engine.vllm.grammar import SessionGrammars, set_reasoning
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -31,9 +32,12 @@ class SessionScheduling(Scheduler):  # type: ignore[misc]  # vLLM's classes are 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         private_api.check()
         super().__init__(*args, **kwargs)
+        self._grammars = SessionGrammars(self.structured_output_manager)
+        self.structured_output_manager: Any = self._grammars
 
     def add_request(self, request: Request) -> None:
         """A new request may come with output tokens; prompt and they are then computed in one forward pass."""
+        set_reasoning(request)
         eager = session_params.eager(request.sampling_params)
         if eager and request.request_id not in self.requests:
             request.append_output_token_ids(eager)
@@ -75,18 +79,19 @@ class SessionScheduling(Scheduler):  # type: ignore[misc]  # vLLM's classes are 
         compiling = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         ready: bool = super()._handle_blocked_waiting_request(request)
         if ready and compiling:
-            _accept(request, session_params.eager(request.sampling_params))
+            self._feed_grammar(request, session_params.eager(request.sampling_params))
         return ready
 
     def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
         chunk = [] if session_params.is_replay(update.sampling_params) else list(update.prompt_token_ids or ())
         self._drop_uncomputed(session)
         if chunk:
-            _accept(session, chunk)
             session.append_output_token_ids(chunk)
+            self._feed_grammar(session, chunk)
         else:
             session.num_computed_tokens -= 1  # the last token again, for a new sample
         session.sampling_params, session.max_tokens = update.sampling_params, update.max_tokens
+        session.stop_reason = None  # of a sample that was thrown away
         session.arrival_time = update.arrival_time
         if session.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
             self.num_waiting_for_streaming_input -= 1
@@ -102,16 +107,11 @@ class SessionScheduling(Scheduler):  # type: ignore[misc]  # vLLM's classes are 
             del session._all_token_ids[computed:]
             del session._output_token_ids[-dropped:]
             del session.block_hashes[computed // self.hash_block_size :]
-            grammar = session.structured_output_request and session.structured_output_request.grammar
-            if grammar:
-                grammar.rollback(dropped)
 
-
-def _accept(request: Request, tokens: list[int]) -> None:
-    """Advances the request's grammar. A token that it forbids ends the constraint's effect, as in vLLM itself."""
-    grammar = request.structured_output_request and request.structured_output_request.grammar
-    if grammar:
-        grammar.accept_tokens(request.request_id, tokens)
+    def _feed_grammar(self, request: Request, tokens: list[int]) -> None:
+        """Tokens that the grammar forbids end the request with an error, as vLLM ends it for its own samples."""
+        if not self._grammars.feed(request, tokens):
+            self.grammar_compile_error_reqs.add(request.request_id)
 
 
 class PdrelayScheduler(SessionScheduling):

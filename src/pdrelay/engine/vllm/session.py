@@ -10,11 +10,13 @@ import msgspec
 from vllm.engine.protocol import StreamingInput
 from vllm.exceptions import VLLMClientError
 
+from pdrelay.engine.logprobs import Logprobs, Row, pack
 from pdrelay.engine.vllm.jobs import REPORT
 from pdrelay.errors import EngineError, EngineRejectedError
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
+    from vllm.logprobs import FlatLogprobs
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
@@ -37,6 +39,8 @@ class Output(NamedTuple):
     finish_reason: Reason | None  # with the chunk's last output
     stop_reason: int | None
     report: Report
+    logprobs: Logprobs | None
+    prompt_logprobs: Logprobs | None
 
 
 class Chunk(NamedTuple):
@@ -78,7 +82,7 @@ class Session:
         while finish_reason is None:
             output = await next_output(self._outputs)
             self._finished = output.finished
-            result = parse(output)
+            result = parse(output, chunk.params)
             finish_reason = result.finish_reason
             yield result
 
@@ -104,12 +108,45 @@ async def next_output(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
         raise EngineRejectedError(str(error)) from error
 
 
-def parse(output: RequestOutput) -> Output:
-    """Raises EngineError for a request that vLLM aborted: in a session that looks like the end of a chunk."""
+def parse(output: RequestOutput, params: SamplingParams) -> Output:
+    """What `output` says of a request with `params`.
+
+    Raises EngineError for a request that vLLM aborted: in a session that looks like the end of a chunk.
+    """
     completion = output.outputs[0]
     if completion.finish_reason not in _REASONS:
         raise EngineError(f"vLLM ended the request: {completion.finish_reason}")
     stop_reason = completion.stop_reason if isinstance(completion.stop_reason, int) else None
     told = (output.kv_transfer_params or {}).get(REPORT)
     report = msgspec.convert(told, Report) if told is not None else Report(cached=output.num_cached_tokens or 0)
-    return Output(list(completion.token_ids), _REASONS[completion.finish_reason], stop_reason, report)
+    return Output(
+        list(completion.token_ids),
+        _REASONS[completion.finish_reason],
+        stop_reason,
+        report,
+        packed(completion.logprobs, params.logprobs),
+        packed(output.prompt_logprobs, params.prompt_logprobs),
+    )
+
+
+def packed(logprobs: FlatLogprobs | None, likeliest: int | None) -> Logprobs | None:
+    """vLLM's log probabilities of `likeliest` tokens beside the one there. The first prompt token has no row."""
+    if logprobs is None or likeliest is None:
+        return None
+    ids, values, ranks = logprobs.token_ids, logprobs.logprobs, logprobs.ranks
+    ends = zip(logprobs.start_indices, logprobs.end_indices, strict=True)
+    return pack(
+        _whole_row(Row(ids[start:end], values[start:end], ranks[start] or 0), likeliest + 1)
+        for start, end in ends
+        if end > start
+    )
+
+
+def _whole_row(row: Row, width: int) -> Row:
+    """Where vLLM merges outputs, a token that is also among the likeliest ones comes only once."""
+    if len(row.ids) == width:
+        return row
+    ids, values, place = list(row.ids), list(row.values), row.rank
+    ids.insert(place, ids[0])
+    values.insert(place, values[0])
+    return Row(ids, values, place)

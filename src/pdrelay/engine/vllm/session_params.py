@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -13,12 +13,33 @@ EAGER = "pdrelay_eager"
 REPLAY = "pdrelay_replay"
 """True: the chunk brings no new token (its token is a filler); the last one is computed again for a new sample."""
 
+DISCARD = "pdrelay_discard"
+"""True: the chunk's one sample is the engine's prediction only, and no part of the output."""
+
+REASONING = "pdrelay_reasoning"
+"""`reasoning_ended` and `reasoning_parser_kwargs`, which vLLM does not take for requests that come in chunks."""
+
 
 def eager(params: SamplingParams | None) -> list[int]:
     """The output tokens that a new request has already."""
-    return list(((params and params.extra_args) or {}).get(EAGER, ()))
+    return list(_extra(params).get(EAGER, ()))
 
 
 def is_replay(params: SamplingParams | None) -> bool:
     """Whether a chunk brings no new token."""
-    return bool(((params and params.extra_args) or {}).get(REPLAY))
+    return bool(_extra(params).get(REPLAY))
+
+
+def discards(params: SamplingParams | None) -> bool:
+    """Whether a chunk's sample is thrown away."""
+    return bool(_extra(params).get(DISCARD))
+
+
+def reasoning(params: SamplingParams | None) -> tuple[bool | None, dict[str, Any] | None] | None:
+    """`reasoning_ended` and `reasoning_parser_kwargs`, if given."""
+    told = _extra(params).get(REASONING)
+    return None if told is None else (told[0], told[1])
+
+
+def _extra(params: SamplingParams | None) -> dict[str, Any]:
+    return (params and params.extra_args) or {}
