@@ -23,7 +23,6 @@ def rows_of(width: int) -> st.SearchStrategy[list[Row]]:
 @given(st.integers(1, 21).flatmap(rows_of), st.integers(0, 9), st.integers(0, 9))
 def test_rows_are_what_was_packed(rows: list[Row], start: int, stop: int) -> None:
     packed = pack(rows)
-    assert packed is not None
     assert len(packed) == len(rows)
     wire = msgspec.msgpack.decode(msgspec.msgpack.encode(packed), type=Logprobs)
     assert [Row(list(row.ids), list(row.values), row.rank) for row in wire.rows()] == rows
@@ -50,4 +49,4 @@ def test_emulated_log_probabilities_depend_on_all_that_came_before() -> None:
 
 def test_an_emulated_engine_tells_none_unless_asked() -> None:
     assert Output(VOCABULARY, [1], Sampling(max_tokens=1), 100).row(b"") is None
-    assert pack([]) is None
+    assert len(pack([])) == 0

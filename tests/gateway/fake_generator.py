@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from pdrelay.engine.logprobs import Logprobs, Row, pack
 from pdrelay.gateway.base import Finish, GenerationRequest, InstanceState, Tier, TokenBatch, Trace
 
 EOS_CAME = Finish("stop", None)
@@ -28,9 +29,17 @@ def batches(*groups: list[int], tiers: tuple[Tier, ...] = (Tier.PREFILL, Tier.RE
     return steps
 
 
+def rows(ids: list[int], likeliest: int) -> Logprobs:
+    """Log probabilities that say which token they are of: the token is the likeliest, the next ids follow it."""
+    return pack(
+        Row([token, *range(token, token + likeliest)], [-token / 64, *(-token / 64 - i for i in range(likeliest))], 1)
+        for token in ids
+    )
+
+
 class FakeStream:
-    def __init__(self, script: Script) -> None:
-        self._script = script
+    def __init__(self, script: Script, request: GenerationRequest) -> None:
+        self._script, self._request = script, request
         self.finish: Finish | None = None
         self.cached_tokens = 3
         self.sent: list[int] = []
@@ -44,8 +53,14 @@ class FakeStream:
                 await step.wait()
                 continue
             self.sent += step.ids
-            yield step
+            wanted = self._request.sampling.logprobs
+            yield step if wanted is None else replace(step, logprobs=rows(step.ids, wanted))
         self.finish = self._script.finish
+
+    @property
+    def prompt_logprobs(self) -> Logprobs | None:
+        wanted = self._request.sampling.prompt_logprobs
+        return None if wanted is None else rows(self._request.prompt[1:], wanted)
 
     async def trace(self) -> Trace:
         return Trace(
@@ -83,7 +98,7 @@ class FakeGenerator:
         self.requests.append(request)
         if self.refusal is not None:
             raise self.refusal
-        self.streams.append(FakeStream(self.script))
+        self.streams.append(FakeStream(self.script, request))
         self.started.set()
         return self.streams[-1]
 

@@ -235,7 +235,7 @@ async def test_health(client: httpx.AsyncClient, generator: FakeGenerator) -> No
 
 async def test_metrics(client: httpx.AsyncClient, words: str, generator: FakeGenerator) -> None:
     await client.post(COMPLETION, json={"prompt": "hi", "stream": True})
-    await client.post(COMPLETION, json={"prompt": "hi", "n": 2})
+    await client.post(COMPLETION, json={"prompt": "hi", "n": 0})
     shown = (await client.get("/metrics")).text
     assert "_created" not in shown
     total = len(generator.streams[0].sent)

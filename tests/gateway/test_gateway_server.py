@@ -85,8 +85,8 @@ def ask_openai(port: int) -> None:
         assert client.models.retrieve("tiny").id == "tiny"
         with pytest.raises(openai.NotFoundError, match="does not exist"):
             client.completions.create(model="other", prompt="hi")
-        with pytest.raises(openai.BadRequestError, match="n=2 is not supported"):
-            client.completions.create(model="tiny", prompt="hi", n=2)
+        with pytest.raises(openai.BadRequestError, match="best_of=2 is not supported"):
+            client.completions.create(model="tiny", prompt="hi", best_of=2)
 
 
 async def test_the_official_client(port: int, said: str) -> None:

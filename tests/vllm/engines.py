@@ -18,6 +18,7 @@ from pdrelay.depot.base import DepotStats
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.server import DepotServer
 from pdrelay.engine.base import Chunk, SessionEvent
+from pdrelay.engine.logprobs import Row
 from pdrelay.engine.messages import Extend, Extended, Finished, Open, Opened, Sampling, Takeover, Tokens
 from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
 
@@ -137,6 +138,18 @@ class Run:
         for before, after in pairwise(batches):
             assert after.index == before.index + len(before.ids)
         return [token for batch in batches for token in batch.ids]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Log probabilities of `ids`."""
+        return [row for event in self.events if isinstance(event, Tokens) and event.logprobs
+                for row in event.logprobs.rows()]  # fmt: skip
+
+    @property
+    def prompt_rows(self) -> list[Row]:
+        first = next(event for event in self.events if isinstance(event, Tokens))
+        assert first.prompt_logprobs is not None
+        return first.prompt_logprobs.rows()
 
     @property
     def opened(self) -> Opened:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from engines import Engine, Run
 
-from pdrelay.engine.messages import Extend, Open, Sampling, Takeover
-from pdrelay.errors import EngineRejectedError
+from pdrelay.engine.messages import Extend, Open, Sampling, StructuredOutput, Takeover
+from pdrelay.errors import EngineError, EngineRejectedError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -61,31 +61,70 @@ async def test_a_seeded_prompt_in_chunks_equals_one_in_a_single_step(prefill: En
     assert (await prefill.prefill(prompt, sampling)).ids == expected[:1]
 
 
-async def test_a_grammar_goes_on_where_the_other_engine_stopped(decode: Engine) -> None:
-    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+GRAMMARS = {
+    "regex": StructuredOutput(regex=r"[a-z]{3}-[0-9]{12}-[A-Z]{8}"),
+    "schema": StructuredOutput(
+        json='{"type": "object", "properties": {"n": {"enum": [10, 20]}, "on": {"enum": ["yes", "no"]}}, '
+        '"required": ["n", "on"], "additionalProperties": false}',
+        disable_any_whitespace=True,
+    ),
+    "choice": StructuredOutput(choice=["a river in the north", "a river in the south"]),
+}
 
-    from pdrelay.engine.vllm import session_params
-    from pdrelay.engine.vllm.session import Chunk, Session
 
-    def params(max_tokens: int, eager: list[int] | None = None) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=max_tokens, temperature=0, output_kind=RequestOutputKind.DELTA,
-            structured_outputs=StructuredOutputsParams(regex=r"[a-z]{3}-[0-9]{12}-[A-Z]{8}"),
-            extra_args={session_params.EAGER: eager} if eager else None,
-        )  # fmt: skip
+@pytest.mark.parametrize("name", GRAMMARS)
+async def test_a_grammar_goes_on_where_the_other_engine_stopped(decode: Engine, name: str) -> None:
+    """Also when its end has come, and whatever the engine predicted at the end of each chunk."""
+    sampling = Sampling(max_tokens=40, temperature=0, structured=GRAMMARS[name])
+    prompt = decode.tokens(40, name)
+    expected = await decode.reference(prompt, sampling)
+    assert 4 < len(expected) < 40
+    for seam in (1, 3, len(expected) - 1):
+        told = [expected[:1], expected[1:seam], expected[seam:-1]] if seam > 1 else [expected[:1]]
+        known = sum(map(len, told))
+        run = await decode.decode(prompt, sampling, told)
+        assert run.ids == expected[known:]
+        assert run.finished.reason == "stop"
+        assert (await decode.decode(prompt, sampling, [[]], eager=expected[:seam])).ids == expected[seam:]
 
-    prompt, expected = decode.tokens(40, "grammar"), []
-    async for output in decode.llm.generate({"type": "token", "prompt_token_ids": prompt}, params(40), "grammar"):
-        expected += output.outputs[0].token_ids
-    assert len(expected) > 8
-    for eager in ([], expected[:2]):
-        chunks = [Chunk(prompt, params(len(eager) + 1, eager)), Chunk(expected[len(eager) : 6], params(7))]
-        session = Session(decode.llm, f"grammar {len(eager)}", chunks[0])
-        for chunk in chunks:
-            assert [output.finish_reason async for output in session.compute(chunk)] == ["length"]
-        rest = [output async for output in session.compute(Chunk(expected[6:7], params(40)), last=True)]
-        await session.aclose()
-        assert [token for output in rest for token in output.ids] == expected[7:]
+
+async def test_tokens_that_the_grammar_forbids_end_the_session(decode: Engine) -> None:
+    sampling = Sampling(max_tokens=40, temperature=0, structured=GRAMMARS["regex"])
+    prompt = decode.tokens(40, "regex")
+    with pytest.raises(EngineError, match="ended the request: error"):
+        await decode.decode(prompt, sampling, [[1000, 1001]])
+    assert await decode.reference(prompt, sampling)  # the engine lives
+
+
+async def test_a_bad_grammar_is_refused(decode: Engine) -> None:
+    sampling = Sampling(max_tokens=4, structured=StructuredOutput(regex="(("))
+    with pytest.raises(EngineRejectedError) as error:
+        await decode.decode(decode.tokens(20), sampling, [[1]])
+    assert error.value.status == 400
+
+
+async def test_log_probabilities_are_those_of_the_uninterrupted_run(prefill: Engine, decode: Engine) -> None:
+    sampling = Sampling(max_tokens=12, temperature=0.8, seed=5, logprobs=3, prompt_logprobs=1, ignore_eos=True)
+    prompt = decode.tokens(53, "logprobs")
+    whole = await decode.decode(prompt, sampling, [[]])
+    first = await prefill.prefill(prompt, sampling)
+    handed = await decode.decode(prompt, sampling, [whole.ids[:1], whole.ids[1:4], whole.ids[4:5]])
+    assert [len(row.ids) for row in whole.rows] == [4] * 12
+    assert [row.ids[0] for row in whole.rows] == whole.ids
+    for told, row in zip(whole.rows, [*first.rows, *whole.rows[1:5], *handed.rows], strict=True):
+        assert list(row.ids) == list(told.ids)
+        assert row.values == pytest.approx(told.values, abs=1e-4)
+    assert [row.ids[0] for row in first.prompt_rows] == prompt[1:]
+    assert all(len(row.ids) == 2 and row.rank >= 1 for row in first.prompt_rows)
+
+
+async def test_a_stop_token_that_was_only_predicted_is_no_reason(decode: Engine) -> None:
+    prompt, greedy = decode.tokens(50, "stop"), Sampling(max_tokens=8, temperature=0, ignore_eos=True)
+    expected = await decode.reference(prompt, greedy)
+    other = next(token for token in range(1000, 2000) if token != expected[3])
+    sampling = Sampling(max_tokens=5, temperature=0, ignore_eos=True, stop_token_ids=[expected[3]])
+    run = await decode.decode(prompt, sampling, [expected[:3], [other]])
+    assert (run.predictions[1], run.finished.reason, run.finished.stop_reason) == (expected[3], "length", None)
 
 
 async def test_stop_conditions_count_the_other_engines_tokens(decode: Engine) -> None:

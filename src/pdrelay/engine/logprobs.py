@@ -61,8 +61,8 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
         ]
 
 
-def pack(rows: Iterable[Row]) -> Logprobs | None:
-    """Packs rows of equal width; None when there are none."""
+def pack(rows: Iterable[Row]) -> Logprobs:
+    """Packs rows of equal width."""
     ids, values, ranks, width = array("I"), array("f"), array("I"), 0
     for row in rows:
         assert width in (0, len(row.ids)), "rows of unequal width"
@@ -73,7 +73,7 @@ def pack(rows: Iterable[Row]) -> Logprobs | None:
     if sys.byteorder == "big":
         for numbers in (ids, values, ranks):
             numbers.byteswap()
-    return Logprobs(width, ids.tobytes(), values.tobytes(), ranks.tobytes()) if ranks else None
+    return Logprobs(width, ids.tobytes(), values.tobytes(), ranks.tobytes())
 
 
 def _integers(data: bytes) -> array[int]:

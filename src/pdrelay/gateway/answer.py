@@ -1,19 +1,24 @@
-"""One request's answer on the wire: runs its TokenStream to the end, or until the client has gone."""
+"""One request's answer on the wire: runs its choices to their end, or until the client has gone."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
+from msgspec import UNSET
 from starlette.types import Message, Receive, Scope, Send
 
 from pdrelay.errors import PdrelayError
-from pdrelay.gateway.base import Finish, TokenBatch, TokenStream, Trace
+from pdrelay.gateway.base import Trace
+from pdrelay.gateway.choice import Choice, Piece, merged
 from pdrelay.gateway.faults import fault_of
-from pdrelay.gateway.frames import DONE, Frames, event
+from pdrelay.gateway.frames import DONE, Done, Extras, Frames, event
+from pdrelay.gateway.logprobs import Position, chat_logprobs, prompt_logprobs, text_logprobs
 from pdrelay.gateway.metrics import Meter
-from pdrelay.gateway.prepare import Prepared
-from pdrelay.gateway.responses import Usage, usage_of
+from pdrelay.gateway.prepare import Wanted
+from pdrelay.gateway.responses import ChoiceLogprobs, Pdrelay, TokenMark, Traces, Usage, usage_of
+from pdrelay.gateway.text import Text
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +35,16 @@ class Answer:
     """An ASGI response.
 
     The status line is sent with the first token, so that what fails before it gets a status of its own. However it
-    ends, the TokenStream is closed (INV-ANSWER-1).
+    ends, every token stream is closed (INV-ANSWER-1).
     """
 
-    def __init__(self, prepared: Prepared, stream: TokenStream, frames: Frames, meter: Meter) -> None:
-        self._wanted, self._output, self._request = prepared.wanted, prepared.output, prepared.generation
-        self._stream, self._frames, self._meter = stream, frames, meter
+    def __init__(
+        self, request_id: str, wanted: Wanted, choices: Sequence[Choice], frames: Frames, text: Text, meter: Meter
+    ) -> None:
+        self._id, self._wanted, self._choices = request_id, wanted, choices
+        self._frames, self._text, self._meter = frames, text, meter
+        self._open = len(choices)
+        self._offsets = [0] * len(choices)  # characters of the tokens told in log probabilities
         self._started = False
         self._status = CLIENT_GONE
 
@@ -60,74 +69,113 @@ class Answer:
             self._status = 200
 
     async def _close(self) -> None:
-        trace: Trace | None = None
+        traces: list[Trace] = []
         try:
-            await self._stream.aclose()
-            trace = await self._stream.trace()
+            for choice in self._choices:
+                await choice.aclose()
+            traces = await self._traces()
         except PdrelayError as error:
-            log.warning("request %s: %s", self._request.request_id, error)
+            log.warning("request %s: %s", self._id, error)
         finally:
-            self._meter.end(self._status, trace)
+            self._meter.end(self._status, traces)
 
     # ---- the two kinds ----
 
     async def _send_stream(self, send: Send) -> None:
-        batch: TokenBatch | None = None
-        async for batch in self._stream:
-            self._meter.batch(batch)
-            await self._send_text(send, self._output.push(batch.ids), batch)
-            if self._output.stopped:
-                break
-        finish = self._stream.finish
-        if not self._output.stopped:
-            rest = self._output.finish(_natural(finish))
-            if rest:
-                await self._send_text(send, rest, batch)
-        trace = await self._final_trace()
-        usage = self._usage() if self._wanted.usage else None
-        await self._send(send, self._frames.closing(self._output.ending(finish), usage, trace), more=False)
+        async for choice, piece in merged(self._choices):
+            if piece.batch is not None:
+                self._meter.batch(piece.batch, choice.index)
+            await self._send(send, self._chunk(choice, piece))
+            if piece.ending is not None:
+                self._open -= 1
+                await self._send(send, await self._closing(choice, piece), more=self._open > 0)
 
-    async def _send_text(self, send: Send, text: str, batch: TokenBatch | None) -> None:
-        """Sends one chunk. Tokens that complete no text are worth a chunk only if it says more than text."""
-        wanted = self._wanted
-        if wanted.trace or wanted.continuous_usage:
-            usage = self._usage() if wanted.continuous_usage else None
-            frame = self._frames.marked(text, batch if wanted.trace else None, usage)
-        else:
-            frame = self._frames.text(text) if text else b""
-        await self._send(send, frame)
+    def _chunk(self, choice: Choice, piece: Piece) -> bytes:
+        """One chunk. Tokens that complete no text are worth a chunk only if it says more than text."""
+        wanted, index = self._wanted, choice.index
+        if wanted.only_text or (piece.batch is None and not piece.text):
+            return self._frames.text(index, piece.text) if piece.text else b""
+        mark: Pdrelay = UNSET
+        if wanted.trace and piece.batch is not None:
+            mark = TokenMark(piece.batch.tier.value, piece.batch.index)
+        extras = Extras(
+            self._logprobs(choice, piece.positions) if piece.positions else None,
+            list(piece.ids) if wanted.token_ids else UNSET,
+            choice.prompt if wanted.token_ids and piece.batch is not None and not piece.batch.index else UNSET,
+        )
+        usage = choice.usage if wanted.continuous_usage else None
+        return self._frames.chunk(index, piece.text, extras, mark, usage)
+
+    async def _closing(self, choice: Choice, piece: Piece) -> bytes:
+        """What is sent when a choice has ended; more when it was the last."""
+        assert piece.ending is not None
+        if self._open:
+            return self._frames.finish(choice.index, piece.ending)
+        pdrelay = await self._final_trace()
+        if not self._wanted.usage:
+            return self._frames.finish(choice.index, piece.ending, pdrelay) + DONE
+        return self._frames.finish(choice.index, piece.ending) + self._frames.usage(self._usage(), pdrelay) + DONE
 
     async def _send_whole(self, send: Send) -> None:
-        pieces = []
-        async for batch in self._stream:
-            self._meter.batch(batch)
-            pieces.append(self._output.push(batch.ids))
-            if self._output.stopped:
-                break
-        finish = self._stream.finish
-        if not self._output.stopped:
-            pieces.append(self._output.finish(_natural(finish)))
-        trace = await self._final_trace()
-        body = self._frames.body("".join(pieces), self._output.ending(finish), self._usage(), trace)
+        pieces: list[list[Piece]] = [[] for _ in self._choices]
+        async for choice, piece in merged(self._choices):
+            if piece.batch is not None:
+                self._meter.batch(piece.batch, choice.index)
+            pieces[choice.index].append(piece)
+        pdrelay = await self._final_trace()
+        done = [self._done(choice, pieces[choice.index]) for choice in self._choices]
+        body = self._frames.body(done, self._usage(), pdrelay)
         await self._start(send, 200, [*JSON, (b"content-length", str(len(body)).encode())])
         await send(_body(body, more=False))
 
+    def _done(self, choice: Choice, pieces: list[Piece]) -> Done:
+        ending, wanted = pieces[-1].ending, self._wanted
+        assert ending is not None
+        positions = [position for piece in pieces for position in piece.positions]
+        rows = choice.prompt_logprobs if wanted.prompt_logprobs else None
+        extras = Extras(
+            self._logprobs(choice, positions) if wanted.logprobs is not None else None,
+            [token for piece in pieces for token in piece.ids] if wanted.token_ids else UNSET,
+            choice.prompt if wanted.token_ids else UNSET,
+            UNSET if rows is None else prompt_logprobs(self._text, rows),
+        )
+        return Done(choice.index, "".join(piece.text for piece in pieces), ending, extras)
+
     # ---- what they share ----
 
-    async def _final_trace(self) -> Trace | None:
-        """The trace, if wanted. Closing first makes it complete, and frees engines when a stop string ended it."""
-        if self._output.stopped or self._wanted.trace:
-            await self._stream.aclose(complete=True)
-        return await self._stream.trace() if self._wanted.trace else None
+    def _logprobs(self, choice: Choice, positions: Sequence[Position]) -> ChoiceLogprobs:
+        top = self._wanted.logprobs or 0
+        if self._wanted.chat:
+            return chat_logprobs(positions, top)
+        offset = self._offsets[choice.index]
+        self._offsets[choice.index] += sum(len(position.text) for position in positions)
+        return text_logprobs(positions, top, offset)
+
+    async def _final_trace(self) -> Pdrelay:
+        """The trace, if wanted. Closing first makes it complete."""
+        if not self._wanted.trace:
+            return UNSET
+        for choice in self._choices:
+            await choice.aclose(complete=True)
+        traces = await self._traces()
+        return traces[0] if len(traces) == 1 else Traces(traces)
+
+    async def _traces(self) -> list[Trace]:
+        return [await choice.stream.trace() for choice in self._choices if choice.stream is not None]
 
     def _usage(self) -> Usage:
-        return usage_of(len(self._request.prompt), self._output.tokens, self._stream.cached_tokens)
+        leaders = [choice.usage for choice in self._choices if choice.leader is None]
+        return usage_of(
+            sum(usage.prompt_tokens for usage in leaders),
+            sum(choice.planned.output.tokens for choice in self._choices),
+            sum(usage.prompt_tokens_details.cached_tokens for usage in leaders),
+        )
 
     async def _send(self, send: Send, frame: bytes, *, more: bool = True) -> None:
         """Sends a part of the stream, and before the first the status line."""
         if not self._started:
             await self._start(send, 200, SSE)
-            frame = self._frames.opening() + frame
+            frame = self._frames.opening(self._choices[0].prompt if self._wanted.token_ids else UNSET) + frame
         if frame or not more:
             await send(_body(frame, more=more))
 
@@ -142,14 +190,8 @@ class Answer:
 
     async def _start(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._started = True
-        request_id = (b"x-request-id", self._request.request_id.encode())
+        request_id = (b"x-request-id", self._id.encode())
         await send({"type": "http.response.start", "status": status, "headers": [*headers, request_id]})
-
-
-def _natural(finish: Finish | None) -> Finish:
-    """A stream that ends without a stop string must say why."""
-    assert finish is not None, "INV-ANSWER-2: a token stream ended without a finish"
-    return finish
 
 
 def _body(data: bytes, *, more: bool) -> Message:

@@ -21,6 +21,7 @@ from pdrelay.cluster.topology import Role
 from pdrelay.errors import RequestError
 from pdrelay.gateway.answer import CLIENT_GONE, Answer
 from pdrelay.gateway.base import Generator, InstanceState
+from pdrelay.gateway.choice import Choice
 from pdrelay.gateway.faults import BAD_REQUEST, Fault, fault_of
 from pdrelay.gateway.frames import Endpoint, Frames, Head
 from pdrelay.gateway.metrics import Meter, Metrics
@@ -40,7 +41,7 @@ class FrontEnd:
     """The endpoints."""
 
     def __init__(self, generator: Generator, text: Text, model_name: str, *, debug: bool, metrics: Metrics) -> None:
-        self._generator, self._model, self._metrics = generator, model_name, metrics
+        self._generator, self._text, self._model, self._metrics = generator, text, model_name, metrics
         self._preparer = Preparer(generator, text, model_name, debug=debug)
         digest = hashlib.sha256(model_name.encode()).hexdigest()[:8]
         self._fingerprint = f"pdrelay-{version('pdrelay')}-{digest}"
@@ -78,7 +79,8 @@ class FrontEnd:
         try:
             parsed = parse(await _read_body(request))
             prepared = await self._preparer.prepare(parsed, request_id, arrival)
-            stream = self._generator.generate(prepared.generation)
+            choices = self._choices(prepared)
+            choices[0].begin()
         except ClientDisconnect:
             self._metrics.refused(endpoint, CLIENT_GONE)
             return Response(status_code=CLIENT_GONE)
@@ -86,12 +88,23 @@ class FrontEnd:
             fault = fault_of(error)
             self._metrics.refused(endpoint, fault.status)
             return fault.response()
-        meter = Meter(self._metrics, endpoint, arrival, len(prepared.generation.prompt))
-        return Answer(prepared, stream, self._frames(endpoint, prepared), meter)
+        meter = Meter(self._metrics, endpoint, arrival, sum(len(c.prompt) for c in choices if c.leader is None))
+        frames = Frames(endpoint, self._head(request_id), choices=len(choices), usage=prepared.wanted.usage)
+        return Answer(request_id, prepared.wanted, choices, frames, self._text, meter)
 
-    def _frames(self, endpoint: Endpoint, prepared: Prepared) -> Frames:
-        head = Head(prepared.generation.request_id, int(time.time()), self._model, self._fingerprint)
-        return Frames(endpoint, head, usage=prepared.wanted.usage)
+    def _choices(self, prepared: Prepared) -> list[Choice]:
+        choices: list[Choice] = []
+        for index, planned in enumerate(prepared.choices):
+            first = index - index % prepared.wanted.n  # of those with the same prompt
+            leader = choices[first] if first < index else None
+            logprobs = prepared.wanted.logprobs is not None
+            choices.append(
+                Choice(index, planned, self._generator.generate, self._text, logprobs=logprobs, leader=leader)
+            )
+        return choices
+
+    def _head(self, request_id: str) -> Head:
+        return Head(request_id, int(time.time()), self._model, self._fingerprint)
 
     def _card(self) -> ModelCard:
         length = self._generator.max_model_len

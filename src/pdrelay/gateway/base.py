@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
+from pdrelay.engine.logprobs import Logprobs
 from pdrelay.engine.messages import Sampling
 from pdrelay.policy.base import Pipeline
 
@@ -52,6 +53,7 @@ class TokenBatch:
     index: int  # of the first
     ids: list[int]
     tier: Tier
+    logprobs: Logprobs | None = None  # a row for each of `ids`, if the request asked for them
 
     def split(self) -> list[TokenBatch]:
         """The same tokens, one a batch."""
@@ -117,6 +119,11 @@ class TokenStream(Protocol):
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that prefill did not have to compute."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> Logprobs | None:
+        """A row for each prompt token but the first, from token 0 on, if the request asked for them."""
         ...
 
     async def trace(self) -> Trace:

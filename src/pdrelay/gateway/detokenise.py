@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from pdrelay.gateway.text import REPLACEMENT
+
 PRIMER_TOKENS = 8  # of the prompt's end: they decide how the first output token is written
 MAX_PENDING = 256  # bounds the work on an endless run of broken characters
-REPLACEMENT = "\ufffd"
 
 
 class Detokeniser:

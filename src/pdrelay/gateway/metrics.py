@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -70,33 +71,33 @@ class Meter:
     def __init__(self, metrics: Metrics, endpoint: str, arrival: float, prompt_tokens: int) -> None:
         """`arrival` is time.monotonic() when the request came."""
         self._metrics, self._endpoint, self._arrival = metrics, endpoint, arrival
-        self._last: float | None = None
-        self._tier = Tier.PREFILL
+        self._last: dict[int, tuple[float, Tier]] = {}  # when and from where tokens of each choice came last
         metrics.running.inc()
         metrics.prompt_tokens.inc(prompt_tokens)
 
-    def batch(self, batch: TokenBatch) -> None:
+    def batch(self, batch: TokenBatch, choice: int = 0) -> None:
         """Takes note of tokens that are about to be sent."""
         now, metrics = time.monotonic(), self._metrics
-        if self._last is None:
+        last = self._last.get(choice)
+        if last is None:
             metrics.first.observe(now - self._arrival)
         else:
-            metrics.gap.observe(now - self._last)
-            if self._tier is Tier.RELAY and batch.tier is Tier.MAIN:
-                metrics.handoff_gap.observe(now - self._last)
+            metrics.gap.observe(now - last[0])
+            if last[1] is Tier.RELAY and batch.tier is Tier.MAIN:
+                metrics.handoff_gap.observe(now - last[0])
         if batch.index <= 1 < batch.index + len(batch.ids):
             metrics.second.observe(now - self._arrival)
         metrics.generation_tokens[batch.tier].inc(len(batch.ids))
-        self._last, self._tier = now, batch.tier
+        self._last[choice] = now, batch.tier
 
-    def end(self, status: int, trace: Trace | None) -> None:
-        """Takes note of the end; `trace` is None when it cannot be had."""
+    def end(self, status: int, traces: Sequence[Trace]) -> None:
+        """Takes note of the end; `traces` are those of the choices, as far as they can be had."""
         metrics = self._metrics
         metrics.running.dec()
-        metrics.requests.labels(self._endpoint, trace.pipeline if trace else "none", status).inc()
+        metrics.requests.labels(self._endpoint, traces[0].pipeline if traces else "none", status).inc()
         if status < 400:
             metrics.whole.observe(time.monotonic() - self._arrival)
-        if trace is not None:
+        for trace in traces:
             metrics.wan_bytes.inc(trace.wan_bytes)
             metrics.wan_saved_bytes.inc(trace.wan_bytes_saved)
             if trace.handoff_mode is not None:

@@ -114,6 +114,7 @@ def _unknown_nested(name: str) -> str:
 
 _CHOICES = {
     "role": "'system', 'developer', 'user', 'assistant' (tools are not supported)",
+    "type": "'text', 'json_object', 'json_schema', 'structural_tag'",
     "pipeline": "'p_md', 'p_rld_md', 'p_d'",
     "handoff_mode": "'one_shot', 'catch_up'",
 }

@@ -5,34 +5,63 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+import msgspec
+
+from pdrelay.engine.messages import Sampling
 from pdrelay.errors import RequestError
 from pdrelay.gateway.base import DebugControls, GenerationRequest, Generator
+from pdrelay.gateway.choice import Planned
 from pdrelay.gateway.detokenise import Detokeniser
 from pdrelay.gateway.output import Output
 from pdrelay.gateway.protocol import ChatRequest, CommonRequest, CompletionRequest, Extension
-from pdrelay.gateway.sampling import Limits, check_parameters, check_token_ids, sampling_for, stop_strings
+from pdrelay.gateway.sampling import (
+    Limits,
+    check_parameters,
+    check_token_ids,
+    sampling_for,
+    stop_strings,
+    wanted_logprobs,
+    wanted_prompt_logprobs,
+)
 from pdrelay.gateway.text import Text
 from pdrelay.policy.base import Pipeline
 
 INLINE_CHARS = 8192  # longer texts are tokenised in a thread, so that other streams go on
 MAX_CACHE_SALT = 1024
+MAX_CHOICES = 128  # of one request, over all its prompts; OpenAI's limit of `n`
 
 
 class Wanted(NamedTuple):
     """How the client wants its answer."""
 
+    chat: bool
+    n: int  # choices for each prompt
     stream: bool
     usage: bool
     continuous_usage: bool
     trace: bool
+    logprobs: int | None  # likeliest tokens beside each; None for no log probabilities
+    prompt_logprobs: bool
+    token_ids: bool
+
+    @property
+    def only_text(self) -> bool:
+        """Whether the chunks of a stream carry nothing but text."""
+        return not (self.continuous_usage or self.trace or self.token_ids or self.logprobs is not None)
 
 
 class Prepared(NamedTuple):
-    """A request that passed every check."""
+    """A request that passed every check. Choices of one prompt stand together."""
 
-    generation: GenerationRequest
     wanted: Wanted
-    output: Output
+    choices: list[Planned]
+
+
+class Prompt(NamedTuple):
+    """One prompt, and its text if the answer is to repeat it."""
+
+    ids: list[int]
+    echo: str | None
 
 
 class Preparer:
@@ -59,15 +88,21 @@ class Preparer:
         if max_gap < 0:
             raise RequestError("pdrelay.max_gap_ms must not be negative.", param="pdrelay.max_gap_ms")
         if isinstance(request, ChatRequest):
-            prompt = await self._chat_prompt(request, limits)
+            prompts = [await self._chat_prompt(request, limits)]
         else:
-            prompt = await self._completion_prompt(request, limits)
-        if not prompt:
-            field = "messages" if isinstance(request, ChatRequest) else "prompt"
-            raise RequestError("The prompt is empty: send at least one token.", param=field)
-        sampling = sampling_for(request, len(prompt), limits, self._text.defaults)
-        generation = GenerationRequest(request_id, arrival, prompt, sampling, request.cache_salt, debug, max_gap)
-        return Prepared(generation, _wanted(request), self._output(request, generation))
+            prompts = [await self._prompt(prompt, request, limits) for prompt in _prompts(request.prompt)]
+        if len(prompts) * request.n > MAX_CHOICES:
+            raise RequestError(f"At most {MAX_CHOICES} choices can be made at once.", param="n", code="invalid_value")
+        wanted = _wanted(request)
+        choices: list[Planned] = []
+        for prompt in prompts:
+            sampling = sampling_for(request, len(prompt.ids), limits, self._text.defaults)
+            for number in range(request.n):
+                own_id = request_id if len(prompts) * request.n == 1 else f"{request_id}-{len(choices)}"
+                own = _nth(sampling, number)
+                generation = GenerationRequest(own_id, arrival, prompt.ids, own, request.cache_salt, debug, max_gap)
+                choices.append(self._planned(request, generation, prompt.echo))
+        return Prepared(wanted, choices)
 
     def check_model(self, model: str | None) -> None:
         """Raises RequestError unless `model` is the one that is served."""
@@ -79,21 +114,27 @@ class Preparer:
                 code="model_not_found",
             )
 
-    async def _chat_prompt(self, request: ChatRequest, limits: Limits) -> list[int]:
+    async def _chat_prompt(self, request: ChatRequest, limits: Limits) -> Prompt:
         if request.add_generation_prompt and request.continue_final_message:
             raise RequestError(
                 "continue_final_message needs add_generation_prompt=false: the last message is left open.",
                 param="continue_final_message",
             )
-        return await self._encode(self._text.render(request), request, limits)
+        ids = await self._encode(self._text.render(request), request, limits)
+        return Prompt(_not_empty(ids, "messages"), _echo_of_chat(request))
 
-    async def _completion_prompt(self, request: CompletionRequest, limits: Limits) -> list[int]:
-        prompt = _single(request.prompt)
+    async def _prompt(self, prompt: str | list[int], request: CompletionRequest, limits: Limits) -> Prompt:
         if isinstance(prompt, str):
-            prompt = await self._encode(prompt, request, limits)
+            ids = await self._encode(prompt, request, limits)
         else:
-            check_token_ids("prompt", prompt, limits.vocab_size)
-        return prompt
+            ids = prompt
+            check_token_ids("prompt", ids, limits.vocab_size)
+        _not_empty(ids, "prompt")
+        if not request.echo:
+            return Prompt(ids, None)
+        if request.return_token_ids:
+            return Prompt(ids, "")  # the ids say it
+        return Prompt(ids, prompt if isinstance(prompt, str) else self._text.decode(ids))
 
     async def _encode(self, text: str, request: ChatRequest | CompletionRequest, limits: Limits) -> list[int]:
         special = request.add_special_tokens
@@ -121,6 +162,10 @@ class Preparer:
                 raise _control_error(name, f"needs a relay, which pipeline {controls.pipeline.value!r} does not have.")
         return controls
 
+    def _planned(self, request: CommonRequest, generation: GenerationRequest, echo: str | None) -> Planned:
+        output = self._output(request, generation)
+        return Planned(generation, output, echo, echo_only=request.echo and request.max_tokens == 0)
+
     def _output(self, request: CommonRequest, generation: GenerationRequest) -> Output:
         sampling, eos = generation.sampling, self._text.defaults.eos
         stop_ids = set(sampling.stop_token_ids)
@@ -135,28 +180,53 @@ class Preparer:
         )
 
 
-def _wanted(request: CommonRequest) -> Wanted:
+def _wanted(request: ChatRequest | CompletionRequest) -> Wanted:
     options = request.stream_options
     usage = options is not None and options.include_usage
-    continuous = options is not None and options.include_usage and options.continuous_usage_stats
-    return Wanted(request.stream, usage, continuous, request.pdrelay.trace)
-
-
-def _single(prompt: str | list[int | str | list[int]]) -> str | list[int]:
-    """The prompt itself, out of a list of one. Raises RequestError for several."""
-    if isinstance(prompt, str):
-        return prompt
-    if all(isinstance(item, int) for item in prompt):
-        return prompt  # type: ignore[return-value]  # mypy does not narrow elements
-    if len(prompt) == 1:
-        (only,) = prompt
-        assert not isinstance(only, int)
-        return only
-    if any(isinstance(item, int) for item in prompt):
-        raise RequestError("prompt mixes token ids and texts: send one or the other.", param="prompt")
-    raise RequestError(
-        f"prompt has {len(prompt)} elements; only one is supported. Send one request for each.", param="prompt"
+    return Wanted(
+        chat=isinstance(request, ChatRequest),
+        n=request.n,
+        stream=request.stream,
+        usage=usage,
+        continuous_usage=options is not None and usage and options.continuous_usage_stats,
+        trace=request.pdrelay.trace,
+        logprobs=wanted_logprobs(request),
+        prompt_logprobs=wanted_prompt_logprobs(request) is not None,
+        token_ids=request.return_token_ids,
     )
+
+
+def _nth(sampling: Sampling, number: int) -> Sampling:
+    """Of choice `number` of a prompt: choices with one seed would all be the same, so each has its own, as in vLLM."""
+    if sampling.seed is None or not number:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=sampling.seed + number)
+
+
+def _prompts(prompt: str | list[int | str | list[int]]) -> list[str | list[int]]:
+    """The prompts of a completion: one as text or ids, or a list of such. Raises RequestError for a mixture."""
+    if isinstance(prompt, str):
+        return [prompt]
+    numbers = sum(isinstance(item, int) for item in prompt)
+    if numbers == len(prompt):
+        return [prompt]  # type: ignore[list-item]  # mypy does not narrow elements
+    if numbers:
+        raise RequestError("prompt mixes token ids and texts: send one or the other.", param="prompt")
+    return prompt  # type: ignore[return-value]  # the same
+
+
+def _not_empty(ids: list[int], field: str) -> list[int]:
+    if not ids:
+        raise RequestError("The prompt is empty: send at least one token.", param=field)
+    return ids
+
+
+def _echo_of_chat(request: ChatRequest) -> str | None:
+    """The last message, if the answer goes on with it."""
+    last = request.messages[-1]
+    if not request.echo or (request.add_generation_prompt and last.role != "assistant"):
+        return None
+    return last.content if isinstance(last.content, str) else "\n".join(part.text for part in last.content)
 
 
 def _control_error(name: str, complaint: str) -> RequestError:

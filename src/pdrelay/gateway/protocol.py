@@ -5,7 +5,7 @@ Absent and null mean the same: the default. `gateway/parse.py` turns bytes into 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -44,10 +44,47 @@ class Extension(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     handoff_at: int | None = None
 
 
+Json = dict[str, Any]
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's `structured_outputs`; one constraint of it is given."""
+
+    json: str | Json | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"schema_": "schema"}):
+    """The `json_schema` of a response format."""
+
+    name: str
+    schema_: Json | None = None
+    description: str | None = None
+    strict: bool | None = None  # the schema is always kept to
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's `response_format`, with vLLM's structural tags (`format`, or `structures` and `triggers`)."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    format: Any = None
+    structures: list[Json] | None = None
+    triggers: list[str] | None = None
+
+
 class CommonRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Parameters of both endpoints. None stands for the model's default (`gateway/defaults.py`)."""
 
     model: str | None = None
+    n: int = 1
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float | None = None
@@ -59,6 +96,17 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | Json | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    return_token_ids: bool = False
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
     include_stop_str_in_output: bool = False
@@ -74,6 +122,8 @@ class ChatRequest(CommonRequest, frozen=True, kw_only=True, forbid_unknown_field
     """POST /v1/chat/completions."""
 
     messages: list[Message]
+    logprobs: bool = False
+    top_logprobs: int = 0
     max_completion_tokens: int | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -85,6 +135,7 @@ class CompletionRequest(CommonRequest, frozen=True, kw_only=True, forbid_unknown
     """POST /v1/completions."""
 
     prompt: str | list[int | str | list[int]]
+    logprobs: int | None = None
     add_special_tokens: bool = True
 
 
@@ -105,40 +156,26 @@ IGNORED = frozenset(
 
 # Parameters that are taken only at values that ask for nothing.
 NEUTRAL_ONLY: dict[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
-    "n": (1,),
     "priority": (0,),
     "prompt_embeds": (),
-    "prompt_logprobs": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from pdrelay.depot.base import DepotControl, Transfer, TransferStats
 from pdrelay.engine.base import Engine
+from pdrelay.engine.logprobs import Logprobs
 from pdrelay.engine.messages import Extended, Failed, Finished, Open, Opened, Tokens
 from pdrelay.errors import DepotUnavailableError, EngineRejectedError, EngineUnavailableError
 from pdrelay.gateway.base import Finish, GenerationRequest, Tier, TokenBatch, Trace
@@ -69,6 +70,7 @@ class RequestRun:
         self._handoff = Handoff(route.handoffs, terms, self._splice, self._pacer)
         self._ending: Leg | None = None  # it delivered the last token, its Finished follows
         self.cached_tokens = 0
+        self.prompt_logprobs: Logprobs | None = None
         self._numbers = count()  # sessions; a sid is never used twice
         self._rescues = 0
         self._main_again = 0.0  # when a relay that decodes alone next looks for main decode
@@ -221,7 +223,9 @@ class RequestRun:
         return None
 
     def _tokens(self, leg: Leg, event: Tokens) -> TokenBatch | None:
-        batch = self._splice.accept(event.index, event.ids, leg.tier, self._limit(leg))
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
+        batch = self._splice.accept(event.index, event.ids, leg.tier, self._limit(leg), event.logprobs)
         if event.last and batch is not None and len(self._splice.tokens) == event.index + len(event.ids):
             self._ending = leg
         return batch

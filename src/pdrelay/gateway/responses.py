@@ -42,7 +42,55 @@ class TokenMark(msgspec.Struct, frozen=True):
     index: int
 
 
-Pdrelay = TokenMark | Trace | UnsetType
+class Traces(msgspec.Struct, frozen=True):
+    """Of an answer with several choices: the trace of each."""
+
+    choices: list[Trace]
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A token that could be at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A position of a chat completion."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Log probabilities of a chat completion."""
+
+    content: list[TokenLogprob]
+
+
+class TextLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log probabilities of a completion: lists of equal length, one element for each token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """vLLM's: a token that could be at a position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+ChoiceLogprobs = ChatLogprobs | TextLogprobs
+Pdrelay = TokenMark | Trace | Traces | UnsetType
 FinishReason = Literal["stop", "length"]
 
 
@@ -55,13 +103,14 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The one choice of a chat completion."""
+    """A choice of a chat completion."""
 
     index: int = 0
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
     stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,23 +121,27 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The one choice of a chunk."""
+    """A choice of a chunk."""
 
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The one choice of a completion or of its chunk."""
+    """A choice of a completion or of its chunk."""
 
     index: int = 0
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 Choice = ChatChoice | ChatChunkChoice | TextChoice
@@ -103,6 +156,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str
     choices: list[Choice]
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # chat's; a completion has them in its choices
+    prompt_token_ids: list[int] | UnsetType = UNSET  # the same
     usage: Usage | UnsetType | None = UNSET
     pdrelay: Pdrelay = UNSET
 

@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pdrelay.engine.logprobs import CANDIDATE_BYTES
 from pdrelay.engine.messages import Sampling
 from pdrelay.errors import RequestError
 from pdrelay.gateway.defaults import Defaults
-from pdrelay.gateway.protocol import ChatRequest, CommonRequest
+from pdrelay.gateway.protocol import ChatRequest, CommonRequest, CompletionRequest
+from pdrelay.gateway.structured import structured_output
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's and vLLM's default at /v1/completions
 MAX_STOP_STRINGS = 4
+MAX_LOGPROB_BYTES = 8 << 20  # of one prompt: engines send them in one frame
 
 
 class Limits(NamedTuple):
@@ -37,6 +40,10 @@ _RANGES: dict[str, Check] = {
     "max_tokens": (lambda x: x >= 1, "at least 1"),
     "max_completion_tokens": (lambda x: x >= 1, "at least 1"),
     "min_tokens": (lambda x: x >= 0, "at least 0"),
+    "n": (lambda x: x >= 1, "at least 1"),
+    "logprobs": (lambda x: x >= 0, "at least 0"),
+    "top_logprobs": (lambda x: x >= 0, "at least 0"),
+    "prompt_logprobs": (lambda x: x >= 0, "at least 0"),
 }
 
 
@@ -44,13 +51,31 @@ def check_parameters(request: CommonRequest, vocab_size: int) -> None:
     """Checks all that does not depend on the prompt. Raises RequestError."""
     for name, (holds, allowed) in _RANGES.items():
         value = getattr(request, name, None)
-        if value is not None and not holds(value):
+        if value is not None and not holds(value) and not (name == "max_tokens" and _only_echoes(request)):
             raise _out_of_range(name, f"must be {allowed}, got {value}.")
+    _check_logprobs(request)
+    structured_output(request)
+    check_token_ids("allowed_token_ids", request.allowed_token_ids or [], vocab_size)
+    if request.allowed_token_ids == [] or "" in request.bad_words:
+        name = "bad_words" if request.bad_words else "allowed_token_ids"
+        raise _out_of_range(name, "must not be empty, nor contain what is.")
     _check_stop(stop_strings(request))
     check_token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     _logit_bias(request.logit_bias, vocab_size)
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options is only allowed with stream=true.", param="stream_options")
+
+
+def _only_echoes(request: CommonRequest) -> bool:
+    """Whether only the prompt is wanted, with its log probabilities."""
+    return isinstance(request, CompletionRequest) and request.echo and request.max_tokens == 0
+
+
+def _check_logprobs(request: CommonRequest) -> None:
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
+        raise _out_of_range("top_logprobs", "needs logprobs=true.")
+    if request.stream and request.prompt_logprobs:
+        raise _out_of_range("prompt_logprobs", "are not available with stream=true.")
 
 
 def stop_strings(request: CommonRequest) -> list[str]:
@@ -83,9 +108,38 @@ def sampling_for(request: CommonRequest, prompt_tokens: int, limits: Limits, def
         frequency_penalty=_or(request.frequency_penalty, defaults.frequency_penalty),
         repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_logit_bias(request.logit_bias, limits.vocab_size),
+        allowed_token_ids=request.allowed_token_ids,
+        bad_words=request.bad_words,
         stop_token_ids=list(dict.fromkeys(stop_ids)),
         ignore_eos=request.ignore_eos,
+        logprobs=wanted_logprobs(request),
+        prompt_logprobs=_prompt_logprobs(request, prompt_tokens),
+        structured=structured_output(request),
     )
+
+
+def wanted_logprobs(request: CommonRequest) -> int | None:
+    """Likeliest tokens to tell beside each output token; None for no log probabilities."""
+    if isinstance(request, ChatRequest):
+        return request.top_logprobs if request.logprobs else None
+    assert isinstance(request, CompletionRequest)
+    return request.logprobs
+
+
+def wanted_prompt_logprobs(request: CommonRequest) -> int | None:
+    """The same for the prompt. Those of an echoed prompt come with those of the output."""
+    if request.prompt_logprobs is None and request.echo and not (isinstance(request, ChatRequest) and request.stream):
+        return wanted_logprobs(request)
+    return request.prompt_logprobs
+
+
+def _prompt_logprobs(request: CommonRequest, prompt_tokens: int) -> int | None:
+    wanted = wanted_prompt_logprobs(request)
+    if wanted is not None and prompt_tokens * (wanted + 1) * CANDIDATE_BYTES > MAX_LOGPROB_BYTES:
+        raise _out_of_range(
+            "prompt_logprobs", f"of {wanted} is too much for a prompt of {prompt_tokens} tokens. Ask for fewer."
+        )
+    return wanted
 
 
 def _or(value: float | None, default: float) -> float:
@@ -105,6 +159,8 @@ def _max_tokens(request: CommonRequest, prompt_tokens: int, limits: Limits, defa
             f"of at most {limits.max_prompt_tokens}. Please shorten the prompt, or give the depots larger arenas."
         )
     room = context - prompt_tokens
+    if _only_echoes(request):
+        return 1  # that the prompt's log probabilities are computed
     name, asked = _asked_tokens(request)
     if asked is None:
         default = defaults.max_tokens if isinstance(request, ChatRequest) else COMPLETION_MAX_TOKENS

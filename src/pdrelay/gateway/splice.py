@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdrelay.engine.logprobs import Logprobs
 from pdrelay.errors import EngineError
 from pdrelay.gateway.base import Tier, TokenBatch
 
@@ -17,8 +18,12 @@ class Splice:
         self.tokens: list[int] = []
         self.made_by: dict[Tier, int] = dict.fromkeys(Tier, 0)
 
-    def accept(self, index: int, ids: list[int], tier: Tier, limit: int | None = None) -> TokenBatch | None:
+    def accept(
+        self, index: int, ids: list[int], tier: Tier, limit: int | None = None, logprobs: Logprobs | None = None
+    ) -> TokenBatch | None:
         """The part of `ids`, which start at `index`, that is new and below `limit`; None when nothing is.
+
+        `logprobs` are those of `ids` and are cut in the same way.
 
         Raises EngineError when tokens between the known ones and `index` are missing.
         """
@@ -26,9 +31,10 @@ class Splice:
         if index > start:
             raise EngineError(f"{tier.value} engine sent index {index}, but {start} is next")
         end = index + len(ids) if limit is None else min(index + len(ids), limit)
-        fresh = ids[start - index : end - index] if end > start else []
+        part = slice(start - index, end - index)
+        fresh = ids[part] if end > start else []
         if not fresh:
             return None
         self.tokens += fresh
         self.made_by[tier] += len(fresh)
-        return TokenBatch(start, fresh, tier)
+        return TokenBatch(start, fresh, tier, logprobs and logprobs[part])

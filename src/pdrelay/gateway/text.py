@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,12 @@ from tokenizers import Tokenizer
 from pdrelay.errors import ConfigError, RequestError
 from pdrelay.gateway.defaults import Defaults, load_defaults, load_vocab_size
 from pdrelay.gateway.protocol import ChatRequest, Message
+
+REPLACEMENT = "\ufffd"
+"""Stands for bytes that are no whole character."""
+
+PIECES = 1 << 16
+"""Spelled tokens that are remembered."""
 
 RESERVED = frozenset({"conversation", "messages", "chat_template", "tools", "documents", "add_generation_prompt",
                       "continue_final_message", "tokenize", "return_dict", "return_tensors", "padding", "truncation",
@@ -34,11 +42,28 @@ class Text:
         template = tokenizer.chat_template
         self._template = template if isinstance(template, str) else None
         self._takes_parts = self._template is not None and self._renders_parts()
+        self._space = _leading_space(self.backend)
+        self.piece = functools.lru_cache(PIECES)(self._piece)
         self.max_token_chars = max(map(len, self.backend.get_vocab()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Safe in any thread: unlike transformers' call it does not change the tokenizer."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        text: str = self._tokenizer.decode(ids)
+        return text
+
+    def _piece(self, token: int) -> str:
+        """The text of one token by itself."""
+        text, marker = self.decode([token]), self._space
+        if marker is None:
+            return text
+        # Such a tokenizer drops the space before the first word of what it decodes.
+        raw = self.backend.id_to_token(token) or ""
+        spaces = len(raw) - len(raw.lstrip(marker))
+        return " " * (spaces - (len(text) - len(text.lstrip(" ")))) + text
 
     def render(self, request: ChatRequest) -> str:
         """The prompt that the chat template makes of a conversation. Raises RequestError when it refuses."""
@@ -85,6 +110,15 @@ class Text:
         except Exception:  # whatever a template does with what it does not expect
             return False
         return probe in rendered and "'type'" not in rendered and '"type"' not in rendered
+
+
+def _leading_space(backend: Tokenizer) -> str | None:
+    """The character that stands for a space in the vocabulary of tokenizers of the SentencePiece kind."""
+    steps = json.loads(backend.to_str()).get("pre_tokenizer") or {}
+    for step in steps.get("pretokenizers", [steps]):
+        if step.get("type") == "Metaspace":
+            return str(step.get("replacement", "\u2581"))
+    return None
 
 
 def load_text(directory: Path) -> Text:
