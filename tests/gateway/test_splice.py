@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdrelay.engine.logprobs import Row, pack
 from pdrelay.errors import EngineError
 from pdrelay.gateway.base import Tier
 from pdrelay.gateway.splice import Splice
@@ -32,3 +33,14 @@ def test_a_limit_cuts_what_lies_beyond():
     assert splice.accept(2, [9], Tier.RELAY, limit=2) is None
     assert splice.accept(2, [4], Tier.MAIN).ids == [4]
     assert splice.tokens == [1, 2, 4]
+
+
+def test_log_probabilities_are_cut_with_their_tokens():
+    def rows(*tokens):
+        return pack(Row([token], [-token], 1) for token in tokens)
+
+    splice = Splice()
+    splice.accept(0, [1, 2], Tier.PREFILL, logprobs=rows(1, 2))
+    batch = splice.accept(1, [2, 3, 4, 5], Tier.RELAY, limit=4, logprobs=rows(2, 3, 4, 5))
+    assert [row.ids[0] for row in batch.logprobs.rows()] == batch.ids == [3, 4]
+    assert [(part.index, part.logprobs.rows()[0].ids[0]) for part in batch.split()] == [(2, 3), (3, 4)]

@@ -57,7 +57,11 @@ class TokenBatch:
 
     def split(self) -> list[TokenBatch]:
         """The same tokens, one a batch."""
-        return [TokenBatch(self.index + at, [token], self.tier) for at, token in enumerate(self.ids)]
+        rows = self.logprobs
+        return [
+            TokenBatch(self.index + at, [token], self.tier, rows and rows[at : at + 1])
+            for at, token in enumerate(self.ids)
+        ]
 
 
 class Finish(NamedTuple):
