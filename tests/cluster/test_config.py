@@ -107,6 +107,7 @@ def test_a_good_file(write, tmp_path):
         ('name = "md-0"', 'name = "p-0"', r"instance\[1\].name: found 'p-0', expected a name that no other has"),
         ('name = "md-0"', 'name = "host-b"', r"instance\[1\].name: found 'host-b', expected a name that no host has"),
         ('name = "md-0"', 'name = "gateway"', r"instance\[1\].name: found 'gateway', expected another name"),
+        ('rtt = "30ms"', 'codec = "gzip"', r"link\[0\].codec: found 'gzip', expected one of .*fp8.*zstd"),
         ('rtt = "30ms"', "connections = 0", r"link\[0\].connections: found 0, expected at least 1"),
         (
             "[gateway]",

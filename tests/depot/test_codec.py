@@ -27,7 +27,7 @@ TOP = {"int8": 127, "fp8": 448}
 
 shapes = st.builds(
     PartShape, st.sampled_from(sorted(DTYPES)),
-    outer=st.integers(1, 2), heads=st.integers(1, 3), middle=st.integers(1, 2), inner=st.integers(1, 40),
+    outer=st.integers(1, 2), heads=st.integers(1, 3), middle=st.integers(1, 2), inner=st.integers(8, 40),
 )  # fmt: skip
 kinds = st.lists(
     st.sampled_from(["ordinary", "zero", "denormal", "huge", "bits", "nan", "infinite"]), min_size=1, max_size=9

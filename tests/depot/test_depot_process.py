@@ -15,10 +15,12 @@ import pytest
 from depot_kit import contract, intact, names, produce
 
 from pdrelay.cluster import certs
+from pdrelay.cluster.config import load
 from pdrelay.cluster.tls import client_context
 from pdrelay.depot.base import DepotStats, Transfer
 from pdrelay.depot.control_client import ControlClient, connect_control, control_over_unix
 from pdrelay.depot.engine_client import connect_engine
+from pdrelay.depot.process import link_codecs
 from pdrelay.errors import DepotUnavailableError
 
 SHAPE = contract()
@@ -87,6 +89,16 @@ class Fleet:
 
     def control(self, name: str) -> ControlClient:
         return control_over_unix(str(self.directory / f"{name}.sock"))
+
+
+def test_both_ends_take_the_codec_of_a_link_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "pdrelay.toml"
+    text = CONFIG.format(p=1, d=2, metrics=3).replace('target = "west"', 'target = "west", codec = "int8"')
+    path.write_text(text)
+    deployment = load(path)
+    p, d = (link_codecs(deployment, deployment.host_named(name)) for name in "pd")
+    assert (p.encoder("d").name, d.decoder("p").name) == ("int8", "int8")
+    assert (d.encoder("p").name, p.decoder("d").name) == ("none", "none")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import PageKind
 from pdrelay.depot.inbox import Inbox, Landed
 from pdrelay.depot.index import Layout, Page
+from pdrelay.depot.payload import LinkCodecs
 
 NAME, PART = b"n" * 32, 64
 
@@ -30,7 +31,7 @@ def receive(inbox: Inbox, sender: str, run: link.Run, payload: bytes) -> list[La
 def test_late_parts_of_another_sender_do_not_shut_out_those_that_are_wanted() -> None:
     """Epochs of two depots cannot be compared: a late one of the other may be higher than any to come."""
     arena = bytearray(PART)
-    inbox = Inbox(memoryview(arena))
+    inbox = Inbox(memoryview(arena), LinkCodecs())
     inbox.open(Page(NAME, PageKind.PREFIX, Layout(1, PART), 0, 1, "transfer"), "near")
     late, wanted = b"l" * PART, b"w" * PART
     assert receive(inbox, "far", run_of(200, late), late) == []

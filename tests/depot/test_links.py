@@ -1,160 +1,24 @@
-"""Depots joined by real TLS connections, with a line between them that can be cut."""
+"""Depots joined by real TLS connections."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import socket
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from depot_kit import KEY, contract, intact, names, produce, until
+from depot_kit import contract, intact, names, produce, until
+from link_kit import SHAPE, World
 
 from pdrelay.cluster import certs
-from pdrelay.cluster.tls import client_context, server_context
+from pdrelay.cluster.tls import client_context
 from pdrelay.depot import wire
-from pdrelay.depot.arena import Arena
 from pdrelay.depot.base import LinkState, Transfer
-from pdrelay.depot.control_client import ControlClient, connect_control
-from pdrelay.depot.engine_client import SocketEngineDepot, connect_engine
-from pdrelay.depot.hub import Hub
-from pdrelay.depot.link import DepotLink, Route
-from pdrelay.depot.listener import TlsListener
-from pdrelay.depot.server import DepotServer
+from pdrelay.depot.control_client import connect_control
 from pdrelay.errors import DepotUnavailableError
 from pdrelay.kv.contract import KVContract
-
-SHAPE = contract(part_bytes=24 << 10)
-
-
-class Line:
-    """Forwards TCP connections to `port`, until cut; counts what passes."""
-
-    def __init__(self, port: int) -> None:
-        self._to = port
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-        self.passed = 0
-        self.cut_after: int | None = None  # bytes
-        self.silent = False  # swallows everything
-        self.address = ""
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, onward = await asyncio.open_connection("127.0.0.1", self._to)
-        self._writers |= {writer, onward}
-        for source, sink in ((reader, onward), (there, writer)):
-            task = asyncio.create_task(self._pump(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(1 << 16):
-                self.passed += len(data)
-                if self.cut_after is not None and self.passed > self.cut_after:
-                    self.cut_after = None
-                    self.cut()
-                if not self.silent:
-                    writer.write(data)
-                    await writer.drain()
-        writer.close()
-        self._writers.discard(writer)
-
-    def cut(self) -> None:
-        for writer in list(self._writers):
-            writer.transport.abort()
-
-    async def aclose(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut()
-        await asyncio.gather(*list(self._tasks), return_exceptions=True)
-
-
-class Site:
-    """A depot with all its listeners, in this process."""
-
-    def __init__(self, name: str, stack: AsyncExitStack, tmp_path: Path, tls: Path, pages: int) -> None:
-        self.name, self.socket, self.tls, self._stack = name, tmp_path / f"{name}.sock", tls, stack
-        arena = Arena(pages * SHAPE.page_bytes)
-        self.hub = Hub(name, arena.view, KEY, time.monotonic, epoch_base=time.time_ns() >> 10)
-        self._server = DepotServer(self.hub, arena)
-        self.listener = TlsListener(self.hub, "127.0.0.1:0", server_context(tls, name))
-
-    async def start(self) -> None:
-        self._stack.push_async_callback(self._server.aclose)
-        self._stack.push_async_callback(self.listener.aclose)
-        await self._server.start(self.socket)
-
-    def link(self, to: str, control: str, bulk: str | None = None, *, tls: Path | None = None) -> DepotLink:
-        link = DepotLink(
-            self.hub,
-            Route(to, control, bulk or control, connections=2, rate=1e9, rtt=1e-3),
-            client_context(tls or self.tls, self.name),
-        )
-        self._stack.push_async_callback(link.aclose)
-        return link
-
-    async def engine(self, instance: str, shape: KVContract = SHAPE) -> SocketEngineDepot:
-        engine = await asyncio.to_thread(connect_engine, self.socket, instance, shape)
-        self._stack.callback(engine.close)
-        return engine
-
-    async def control(self) -> ControlClient:
-        address = f"127.0.0.1:{self.listener.port}"
-        control = connect_control(address, client_context(self.tls, "gateway"), self.name)
-        self._stack.push_async_callback(control.aclose)
-        await control.ready(5)
-        return control
-
-    def idle(self) -> bool:
-        stats = self.hub.stats()
-        users = sum(page.users for page in self.hub.index)
-        return (stats.reserved, stats.pinned, stats.leases, stats.transfers, users) == (0, 0, 0, 0, 0)
-
-
-class World:
-    def __init__(self, stack: AsyncExitStack, tmp_path: Path, tls: Path) -> None:
-        self.stack, self.tmp_path, self.tls = stack, tmp_path, tls
-
-    async def site(self, name: str, pages: int = 64) -> Site:
-        site = Site(name, self.stack, self.tmp_path, self.tls, pages)
-        await site.start()
-        return site
-
-    async def line(self, to: Site) -> Line:
-        line = Line(to.listener.port)
-        await line.start()
-        self.stack.push_async_callback(line.aclose)
-        return line
-
-    async def joined(self, pages_there: int = 64) -> tuple[Site, Site, Line]:
-        p, d = await self.site("p"), await self.site("d", pages_there)
-        line = await self.line(d)
-        p.link("d", line.address)
-        await until(lambda: p.hub.links_up().get("d", False))
-        return p, d, line
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tls")
-    certs.ensure(directory, ["p", "d", "q", "gateway"])
-    return directory
-
-
-@pytest.fixture
-async def world(tmp_path: Path, tls: Path) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        yield World(stack, tmp_path, tls)
 
 
 async def run(work: Callable[[], object]) -> None:

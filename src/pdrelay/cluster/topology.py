@@ -12,6 +12,9 @@ from typing import Literal
 
 import msgspec
 
+CodecName = Literal["none", "zstd", "fp8", "int8"]
+"""How KV is encoded on a link; see docs/codecs.md."""
+
 
 class Role(enum.Enum):
     """What the gateway routes to an instance; an instance may serve several roles."""
@@ -77,6 +80,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     `control` and `bulk` say where hosts of `source` reach each host of `target`, by host name, when that is not its
     `listen` address; control connections carry token ids, offers and answers ahead of the bulk connections' KV.
+    `codec` spends cores to save line; `fp8` and `int8` change the KV.
     """
 
     source: str
@@ -84,5 +88,6 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rate: str = "10gbit"
     rtt: str = "1ms"
     connections: int = 4
+    codec: CodecName = "none"
     control: dict[str, str] = {}
     bulk: dict[str, str] = {}

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
+
+Fidelity = Literal["", "fp8", "int8"]
+"""The lossy wire codec that a copy of a page came through; empty for an exact copy."""
 
 
 class PageKind(enum.Enum):
@@ -169,6 +172,7 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
     """What a transfer cost so far, in payload bytes."""
 
     sent: int = 0
+    wire: int = 0  # bytes that `sent` took on the line: fewer when the link has a codec
     saved: int = 0  # bytes of names that the far side held already
     pages: int = 0
     delivered: bool = False
@@ -185,7 +189,10 @@ class DepotStats(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     capacity_bytes: int
     sent_bytes: int
+    sent_wire_bytes: int  # bytes that those took on the line: fewer on links with a codec
     received_bytes: int
+    received_wire_bytes: int  # all that came on bulk connections, parts that nobody needed included
+    lossy_pages: int  # pages whose copy came through a lossy codec
     corrupt_parts: int  # received from other depots
     corrupt_pages: int  # dropped because their bytes in the arena were wrong
     evicted_pages: int

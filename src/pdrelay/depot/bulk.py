@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import logging
 import queue
+import select
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot import wire
 from pdrelay.depot.inbox import Inbox, Landed
 from pdrelay.depot.outbox import FlyingBatch
-from pdrelay.depot.payload import wire_form
+from pdrelay.depot.payload import RunEncoder, encoded
 from pdrelay.depot.sockets import CONNECT_SECONDS, dial_bulk, read_exactly, receive_frame, require_name, shut
 from pdrelay.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
 MIN_BACKOFF, MAX_BACKOFF = 0.1, 5.0
+LOOK_SECONDS = 0.25
+"""An idle connection is looked at so often."""
 Batches = queue.SimpleQueue[FlyingBatch | None]
 Post = Callable[..., object]
 """Runs a function with arguments on the event loop, from any thread, in order."""
@@ -34,13 +37,14 @@ class BulkSender:
     """One bulk connection of a link, made again when it breaks. The listener's methods run on the event loop."""
 
     def __init__(
-        self, address: str, tls: ssl.SSLContext, server_name: str, depot: str, arena: memoryview, post: Post,
+        self, address: str, tls: ssl.SSLContext, server_name: str, depot: str, arena: memoryview,
+        encoder: RunEncoder, post: Post,
         on_open: Callable[[BulkSender, Batches], None],
         on_written: Callable[[BulkSender, FlyingBatch], None],
         on_broken: Callable[[BulkSender], None],
     ) -> None:  # fmt: skip
         self._address, self._tls, self._server_name, self._depot = address, tls, server_name, depot
-        self._arena, self._post = arena, post
+        self._arena, self._encoder, self._post = arena, encoder, post
         self._on_open, self._on_written, self._on_broken = on_open, on_written, on_broken
         self._stopping = threading.Event()
         self._sock: socket.socket | None = None
@@ -86,7 +90,7 @@ class BulkSender:
         self._post(self._on_open, self, batches)
         try:
             # `stop` may have looked at the fields before they were set.
-            while not self._stopping.is_set() and (batch := batches.get()) is not None:
+            while not self._stopping.is_set() and (batch := _next(sock, batches)) is not None:
                 self._send(sock, batch)
                 self._post(self._on_written, self, batch)
         finally:
@@ -94,16 +98,22 @@ class BulkSender:
             self._post(self._on_broken, self)
 
     def _send(self, sock: ssl.SSLSocket, batch: FlyingBatch) -> None:
-        sock.sendall(wire.frame(batch.header))
-        for data in payloads(batch, self._arena):
+        header, payloads = encoded(batch, self._arena, self._encoder)
+        sock.sendall(wire.frame(header))
+        for data in payloads:
             sock.sendall(data)
 
 
-def payloads(batch: FlyingBatch, arena: memoryview) -> Iterator[memoryview]:
-    """What follows the header of `batch` on the wire, run by run."""
-    for flying, run in zip(batch.runs, batch.header.runs, strict=True):
-        start = flying.page.offset + run.first * run.part_bytes
-        yield wire_form(run, arena[start : start + run.payload])
+def _next(sock: socket.socket, batches: Batches) -> FlyingBatch | None:
+    """The next batch. Raises ConnectionError when the other side ends the connection meanwhile: what it has not read
+    must go over another one, though there may be nothing more to write that would show it."""
+    while True:
+        try:
+            return batches.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            # The other side never sends anything but an alert or the end.
+            if select.select([sock], [], [], 0)[0]:
+                raise ConnectionError("the other side ended the connection") from None
 
 
 class BulkReceiver:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pdrelay.cluster.topology import CodecName
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.hub import Hub
-from pdrelay.errors import ProtocolError
+from pdrelay.errors import ContractError, ProtocolError
 
 
-def hello_of(hub: Hub) -> link.LinkHello:
-    """What a depot says of itself."""
-    return link.LinkHello(depot=hub.name, key_check=hub.key_check, contracts=hub.own_contracts)
+def hello_of(hub: Hub, codec: CodecName) -> link.LinkHello:
+    """What a depot says of itself, and of the codec that the link is configured with."""
+    return link.LinkHello(depot=hub.name, key_check=hub.key_check, contracts=hub.own_contracts, codec=codec)
 
 
-def check_hello(hub: Hub, hello: link.LinkHello) -> None:
-    """Raises ProtocolError when the other depot speaks another version or belongs to another fleet."""
+def check_hello(hub: Hub, hello: link.LinkHello, codec: CodecName) -> None:
+    """Raises ProtocolError when the other depot speaks another version or belongs to another fleet, ContractError
+    when it is configured with another codec."""
     if hello.version != link.VERSION:
         raise ProtocolError(f"link protocol version {link.VERSION} here, {hello.version} there")
     if hello.key_check != hub.key_check:
         raise ProtocolError(f"the fleet key of depot {hello.depot} differs from that of {hub.name}")
+    if hello.codec != codec:
+        raise ContractError("link.codec", codec, hello.codec)

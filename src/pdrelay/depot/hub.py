@@ -27,6 +27,7 @@ from pdrelay.depot.checksums import pack_checksums, wrong_parts
 from pdrelay.depot.contracts import Contracts
 from pdrelay.depot.inbox import Inbox
 from pdrelay.depot.index import Changes, Index, Page
+from pdrelay.depot.payload import LinkCodecs
 from pdrelay.depot.receiving import Receivers
 from pdrelay.depot.sending import Senders
 from pdrelay.depot.waiters import HeldPages, Waiter, Waiters
@@ -44,7 +45,13 @@ class Hub:
     """All state of one depot."""
 
     def __init__(
-        self, name: str, arena: memoryview, fleet_key: bytes, clock: Callable[[], float], epoch_base: int = 0
+        self,
+        name: str,
+        arena: memoryview,
+        fleet_key: bytes,
+        clock: Callable[[], float],
+        epoch_base: int = 0,
+        codecs: LinkCodecs | None = None,
     ) -> None:
         self.name, self.arena, self.fleet_key, self.clock = name, arena, fleet_key, clock
         self.epoch = uuid4().hex
@@ -52,7 +59,8 @@ class Hub:
         self.contracts = Contracts(self.index)
         self.held = HeldPages()
         self.waiters = Waiters(self.index, self.held)
-        self.inbox = Inbox(arena)
+        self.codecs = codecs or LinkCodecs()
+        self.inbox = Inbox(arena, self.codecs)
         self.senders = Senders(self.index, self.contracts, self.emit, self.intact)
         self.receivers = Receivers(self.index, self.contracts, self.held, self.inbox)
         self.on_contracts: dict[int, Callable[[], None]] = {}
@@ -207,7 +215,10 @@ class Hub:
             used_bytes=self.index.used_bytes,
             capacity_bytes=self.index.capacity,
             sent_bytes=self.senders.outbox.sent_bytes,
+            sent_wire_bytes=self.senders.outbox.sent_wire_bytes,
             received_bytes=self.receivers.received_bytes,
+            received_wire_bytes=sum(decoder.traffic.wire_bytes for decoder in list(self.codecs.decoders.values())),
+            lossy_pages=sum(bool(page.fidelity) for page in self.index),
             corrupt_parts=self.receivers.corrupt_parts,
             corrupt_pages=self.index.condemned,
             evicted_pages=self.index.evicted,

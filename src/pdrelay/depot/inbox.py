@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pdrelay.depot import link_messages as link
+from pdrelay.depot.base import Fidelity
 from pdrelay.depot.checksums import checksum, unpack_checksums
 from pdrelay.depot.index import Page
-from pdrelay.depot.payload import ReadInto, discard_run, read_run
+from pdrelay.depot.payload import LinkCodecs, ReadInto, RunDecoder
 from pdrelay.errors import ProtocolError
 
 
@@ -36,17 +37,19 @@ class Landed(NamedTuple):
     slot: Slot
     epoch: int
     first: int
-    checksums: array[int]
+    checksums: array[int]  # of the parts as they are here
     good: int
     corrupt: int  # their checksum is wrong
     again: int  # not received, ask again
+    inexact: int = 0  # not what their producer wrote, any more
+    fidelity: Fidelity = ""  # of those
 
 
 class Inbox:
     """Slots by page name."""
 
-    def __init__(self, arena: memoryview) -> None:
-        self._arena = arena
+    def __init__(self, arena: memoryview, codecs: LinkCodecs) -> None:
+        self._arena, self._codecs = arena, codecs
         self._lock = threading.Lock()
         self._slots: dict[bytes, Slot] = {}
 
@@ -79,35 +82,44 @@ class Inbox:
 
     def receive(self, sender: str, run: link.Run, read_into: ReadInto, landed: list[Landed]) -> None:
         """Reads the payload of `run`, verifies it and appends what became of it. Raises OSError, ProtocolError."""
+        decoder = self._codecs.decoder(sender)
+        decoder.require_own(run)
         slot, fresh, refused = self._claim(sender, run)
         if slot is None:
-            discard_run(run, read_into)
+            decoder.discard(run, read_into)
             return
         checksums = unpack_checksums(run.checksums)
-        good = corrupt = 0
+        good = corrupt = inexact = 0
         broken = True
         try:
-            self._fill(slot, run, fresh, read_into)
+            changed = self._fill(slot, run, fresh, read_into, decoder)
             broken = False
-            corrupt = self._verify(slot, run, fresh, checksums)
+            corrupt = fresh if changed is None else self._verify(slot, run, fresh & ~changed, checksums)
             good = fresh & ~corrupt
+            inexact = good if run.fidelity else good & (changed or 0)
+            self._renew(slot, run, good & (changed or 0), checksums)
         finally:
             again = refused | (fresh if broken else 0)
-            landed.append(Landed(slot, run.epoch, run.first, checksums, good, corrupt, again))
+            fidelity: Fidelity = run.fidelity or decoder.fidelity
+            landed.append(Landed(slot, run.epoch, run.first, checksums, good, corrupt, again, inexact, fidelity))
 
-    def _fill(self, slot: Slot, run: link.Run, fresh: int, read_into: ReadInto) -> None:
-        """Reads the whole run, and writes those of its parts to the page that are `fresh`."""
-        start = slot.page.offset + run.first * run.part_bytes
+    def _fill(self, slot: Slot, run: link.Run, fresh: int, read_into: ReadInto, decoder: RunDecoder) -> int | None:
+        """Reads the whole run, and writes those of its parts to the page that are `fresh`.
+
+        Returns the bitmap of the parts that a lossy codec changed; None when the run could not be decoded.
+        """
+        start, shape = slot.page.offset + run.first * run.part_bytes, slot.page.layout.shape
         page = self._arena[start : start + run.payload]
         if fresh == run.bits:
-            read_run(run, page, read_into)
-            return
-        aside = memoryview(bytearray(run.payload))
-        read_run(run, aside, read_into)
-        for first, parts in runs_of_bits(fresh, run.first, run.parts):
-            if fresh >> first & 1:
-                at, size = (first - run.first) * run.part_bytes, parts * run.part_bytes
-                page[at : at + size] = aside[at : at + size]
+            changed = decoder.read(run, page, read_into, shape)
+        else:
+            aside = memoryview(bytearray(run.payload))
+            changed = decoder.read(run, aside, read_into, shape)
+            for first, parts in runs_of_bits(fresh, run.first, run.parts):
+                if fresh >> first & 1:
+                    at, size = (first - run.first) * run.part_bytes, parts * run.part_bytes
+                    page[at : at + size] = aside[at : at + size]
+        return None if changed is None else changed << run.first
 
     def _claim(self, sender: str, run: link.Run) -> tuple[Slot | None, int, int]:
         """The slot, the parts that the caller shall write, and those that it must ask for again."""
@@ -136,10 +148,19 @@ class Inbox:
         """Those of the `fresh` parts whose bytes are not what their checksum says."""
         bad = 0
         for at, expected in enumerate(checksums, run.first):
-            start = slot.page.offset + at * run.part_bytes
-            if fresh >> at & 1 and checksum(self._arena[start : start + run.part_bytes]) != expected:
+            if fresh >> at & 1 and self._checksum(slot, run, at) != expected:
                 bad |= 1 << at
         return bad
+
+    def _renew(self, slot: Slot, run: link.Run, changed: int, checksums: array[int]) -> None:
+        """Parts that a lossy codec `changed` have checksums of their own from here on."""
+        for at in range(run.first, run.first + run.parts):
+            if changed >> at & 1:
+                checksums[at - run.first] = self._checksum(slot, run, at)
+
+    def _checksum(self, slot: Slot, run: link.Run, part: int) -> int:
+        start = slot.page.offset + part * run.part_bytes
+        return checksum(self._arena[start : start + run.part_bytes])
 
 
 def runs_of_bits(bits: int, first: int, count: int) -> list[tuple[int, int]]:

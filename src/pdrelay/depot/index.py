@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdrelay.depot.arena import ExtentAllocator, aligned
-from pdrelay.depot.base import PageKind
+from pdrelay.depot.base import Fidelity, PageKind
 from pdrelay.errors import ArenaFullError, ProtocolError
 from pdrelay.kv.contract import Layout
 
@@ -31,6 +31,7 @@ class Page:
     writer: str | None
     have: int = 0  # bitmap of the parts that are written
     checksums: array[int] = field(default_factory=lambda: array("Q"))
+    fidelity: Fidelity = ""  # of the parts that are the least exact
     users: int = 0  # leases, and threads that read or write its bytes just now
     dropped: bool = False
 
@@ -209,7 +210,7 @@ class Index:
                 self.pin(owner, [name])  # or it would go the moment it is complete
         return [offsets.pop(name, None) for name in names]
 
-    def publish(self, owner: str, name: bytes, first: int, checksums: Sequence[int]) -> bool:
+    def publish(self, owner: str, name: bytes, first: int, checksums: Sequence[int], fidelity: Fidelity = "") -> bool:
         """The parts from `first` on are written; False when `owner` is not (or no longer) the writer.
 
         Raises ProtocolError for a part that the page does not have.
@@ -224,6 +225,7 @@ class Index:
         if fresh:
             page.checksums[first:last] = array("Q", checksums)
             page.have |= fresh
+            page.fidelity = fidelity or page.fidelity
             self._changes.published.append((page, fresh))
             if page.have == (1 << page.layout.parts) - 1:
                 self._complete(page, owner)
@@ -234,7 +236,7 @@ class Index:
         page = self._pages[name]
         assert page.writer == owner, "INV-DEPOT-2: a page has one writer"
         self._epoch += 1
-        page.have, page.epoch = 0, self._epoch
+        page.have, page.epoch, page.fidelity = 0, self._epoch, ""
 
     def give_up(self, owner: str, names: Sequence[bytes], *, died: bool = False) -> None:
         """Drops those of `names` that `owner` writes."""

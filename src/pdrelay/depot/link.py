@@ -50,6 +50,7 @@ class DepotLink:
     def __init__(self, hub: Hub, route: Route, tls: ssl.SSLContext, make_lanes: MakeLanes | None = None) -> None:
         """`make_lanes` replaces the TCP connections of `route` by another path for payload."""
         self._hub, self._route, self._tls = hub, route, tls
+        self._encoder = hub.codecs.encoder(route.depot)
         self._writer: asyncio.StreamWriter | None = None
         self._lanes = make_lanes(self) if make_lanes is not None else self._tcp_lanes()
         self._batch_bytes = int(min(max(route.rate * BATCH_SECONDS / route.connections, MIN_BATCH), MAX_BATCH))
@@ -60,7 +61,7 @@ class DepotLink:
 
     def _tcp_lanes(self) -> Lanes:
         far = Far(self._route.depot, self._route.bulk, self._route.connections)
-        return TcpLanes(far, self._tls, self._hub.name, self._hub.arena, self)
+        return TcpLanes(far, self._tls, self._hub.name, self._hub.arena, self._encoder, self)
 
     @property
     def up(self) -> bool:
@@ -79,12 +80,17 @@ class DepotLink:
 
     def wake(self) -> None:
         """See Peer."""
-        while self._writer is not None and self._unacked_bytes < self._window and self._lanes.room():
+        while self._has_room():
             batch = self._hub.senders.next_batch(self._route.depot, self._batch_bytes, self._hub.clock())
             if batch is None:
                 return
             self._unacked_bytes += batch.payload
             self._lanes.put(batch)
+
+    def _has_room(self) -> bool:
+        """Whether another batch may go out. The window is for the line, which carries fewer bytes with a codec."""
+        window = self._window * self._encoder.ratio
+        return self._writer is not None and self._unacked_bytes < window and self._lanes.room()
 
     async def aclose(self) -> None:
         """Ends all connections and waits until nothing touches the arena any more."""
@@ -129,14 +135,15 @@ class DepotLink:
 
     async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hub = self._hub
-        writer.write(wire.frame(hello_of(hub)))
+        writer.write(wire.frame(hello_of(hub, self._encoder.name)))
         async with asyncio.timeout(CONNECT_SECONDS):
             answer = messages.decode(await read_frame(reader))
         if isinstance(answer, wire.Failure):
             raise wire.rebuild(answer)
         if not isinstance(answer, messages.LinkHello):
             raise ProtocolError(f"expected a hello, got {type(answer).__name__}")
-        check_hello(hub, answer)
+        check_hello(hub, answer, self._encoder.name)
+        self._encoder.require_fit(answer.contracts)
         hub.peer_contracts(self._holder, answer.contracts)
 
     def _open(self, writer: asyncio.StreamWriter) -> None:
@@ -170,6 +177,7 @@ class DepotLink:
         if isinstance(message, messages.Ack):
             self._on_ack(message.batch)
         elif isinstance(message, messages.Contracts):
+            self._encoder.require_fit(message.contracts)
             self._hub.peer_contracts(self._holder, message.contracts)
         elif isinstance(message, wire.Failure):
             raise wire.rebuild(message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from pdrelay.depot import wire
+from pdrelay.depot.base import Fidelity
 from pdrelay.errors import ProtocolError
 from pdrelay.kv.contract import KVContract
 
@@ -22,6 +23,7 @@ class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="link", array_lik
     depot: str
     key_check: bytes  # proves the fleet key without telling it
     contracts: list[KVContract]  # of the engines on this host
+    codec: str = "none"  # wire codec of the link; both sides must be configured with the same
 
 
 class Contracts(msgspec.Struct, frozen=True, tag="contracts", array_like=True):
@@ -130,6 +132,14 @@ class BulkHello(msgspec.Struct, frozen=True, kw_only=True, tag="bulk", array_lik
     depot: str
 
 
+class Encoding(msgspec.Struct, frozen=True, array_like=True):
+    """Parts of a run travel encoded."""
+
+    codec: str
+    size: int  # bytes on the wire
+    checksum: int  # xxh3_64 of those bytes
+
+
 class Run(msgspec.Struct, frozen=True, array_like=True):
     """Parts `first`, `first + 1`, ... of one page; their bytes follow the batch's header."""
 
@@ -137,7 +147,9 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     first: int
     part_bytes: int
-    checksums: bytes  # uint64, little-endian, one a part
+    checksums: bytes  # of the sender's parts; uint64, little-endian, one a part
+    fidelity: Fidelity = ""  # of the sender's copy
+    encoding: Encoding | None = None
 
     @property
     def parts(self) -> int:
@@ -148,6 +160,11 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
     def payload(self) -> int:
         """Bytes of all parts."""
         return self.parts * self.part_bytes
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that follow the header for this run."""
+        return self.payload if self.encoding is None else self.encoding.size
 
     @property
     def bits(self) -> int:
@@ -191,6 +208,8 @@ def decode_batch(body: bytes | memoryview) -> Batch:
     for run in batch.runs:
         if len(run.checksums) % 8 or run.part_bytes <= 0 or run.first < 0 or run.payload > wire.MAX_FRAME:
             raise ProtocolError(f"a run of {run.parts} parts of {run.part_bytes} bytes from part {run.first}")
+        if run.encoding is not None and not 0 < run.encoding.size < run.payload:
+            raise ProtocolError(f"{run.payload} bytes encoded in {run.encoding.size}")
     return batch
 
 

@@ -16,7 +16,9 @@ class LinkSession:
 
     def __init__(self, hub: Hub, hello: link.LinkHello, write: Write, sessions: dict[str, LinkSession]) -> None:
         """Raises ContractError, ProtocolError. `sessions` holds the present session of each depot."""
-        check_hello(hub, hello)
+        self._decoder = hub.codecs.decoder(hello.depot)
+        check_hello(hub, hello, self._decoder.name)
+        self._decoder.require_fit(hello.contracts)
         self._hub, self._peer, self._write, self._sessions = hub, hello.depot, write, sessions
         self._holder = f"peer:{hello.depot}"
         self._bulk: set[BulkReceiver] = set()
@@ -24,7 +26,7 @@ class LinkSession:
             former.close()
         hub.peer_contracts(self._holder, hello.contracts)
         sessions[self._peer] = self
-        self.send(hello_of(hub))
+        self.send(hello_of(hub, self._decoder.name))
         hub.on_contracts[id(self)] = lambda: self.send(link.Contracts(hub.own_contracts))
         hub.receivers.peer_up(self._peer, self.send)
 
@@ -38,6 +40,7 @@ class LinkSession:
             return
         message = link.decode(body)
         if isinstance(message, link.Contracts):
+            self._decoder.require_fit(message.contracts)
             self._hub.peer_contracts(self._holder, message.contracts)
         elif isinstance(message, link.Ping):
             self.send(message)

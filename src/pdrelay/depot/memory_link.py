@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from pdrelay.depot import link_messages as messages
 from pdrelay.depot.base import LinkState
+from pdrelay.depot.codec.base import WireCodec
 from pdrelay.depot.inbox import Landed
 from pdrelay.depot.outbox import FlyingBatch
+from pdrelay.depot.payload import RunDecoder, RunEncoder, encoded
 from pdrelay.errors import ContractError
 
 if TYPE_CHECKING:
@@ -19,13 +21,20 @@ BATCH_BYTES = 1 << 20
 
 
 def link(
-    source: MemoryDepot, target: MemoryDepot, *, stepped: bool = False, batch_bytes: int = BATCH_BYTES
+    source: MemoryDepot,
+    target: MemoryDepot,
+    *,
+    stepped: bool = False,
+    batch_bytes: int = BATCH_BYTES,
+    codec: WireCodec | None = None,
 ) -> MemoryLink:
     """Joins two depots so that `source` can transfer to `target`.
 
     What is under way moves after each call on either depot; when `stepped`, only with `MemoryLink.step`.
     """
     target.lock = source.lock  # one lock for both: each side's calls reach into the other
+    source.hub.codecs.encoders[target.hub.name] = RunEncoder(codec)
+    target.hub.codecs.decoders[source.hub.name] = RunDecoder(codec)
     made = MemoryLink(source, target, stepped, batch_bytes)
     with source.turn():
         source.links.append(made)
@@ -50,6 +59,8 @@ class MemoryLink:
         """The line is up (again)."""
         source, target = self.source.hub, self.target.hub
         try:
+            target.codecs.decoder(source.name).require_fit(source.own_contracts)
+            source.codecs.encoder(target.name).require_fit(target.own_contracts)
             target.peer_contracts(f"peer:{source.name}", source.own_contracts)
             source.peer_contracts(f"peer:{target.name}", target.own_contracts)
         except ContractError as error:
@@ -131,9 +142,9 @@ class MemoryLink:
 
     def _copy(self, batch: FlyingBatch) -> list[Landed]:
         landed: list[Landed] = []
-        for flying, run in zip(batch.runs, batch.header.runs, strict=True):
-            at = flying.page.offset + run.first * run.part_bytes
-            payload = bytearray(self.source.arena[at : at + run.payload])
+        header, payloads = encoded(batch, self.source.arena, self.source.hub.codecs.encoder(self.target.hub.name))
+        for run, data in zip(header.runs, payloads, strict=True):
+            payload = bytearray(data)
             if self.corrupt_next:
                 self.corrupt_next -= 1
                 payload[0] ^= 0xFF

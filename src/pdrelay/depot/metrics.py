@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pdrelay.cluster.units import parse_address
 from pdrelay.depot.hub import Hub
+from pdrelay.depot.payload import Coder
 from pdrelay.errors import StartError
 
 
@@ -29,7 +30,10 @@ METRICS = (
     Metric("used_bytes", "gauge", "used_bytes", "Bytes of the arena that pages take."),
     Metric("capacity_bytes", "gauge", "capacity_bytes", "Bytes of the arena."),
     Metric("sent_bytes_total", "counter", "sent_bytes", "Payload sent to other depots."),
+    Metric("sent_wire_bytes_total", "counter", "sent_wire_bytes", "Bytes that the payload sent took on the line."),
     Metric("received_bytes_total", "counter", "received_bytes", "Payload received from other depots."),
+    Metric("received_wire_bytes_total", "counter", "received_wire_bytes", "Bytes received on bulk connections."),
+    Metric("lossy_pages", "gauge", "lossy_pages", "Pages whose copy here came through a lossy codec."),
     Metric("corrupt_parts_total", "counter", "corrupt_parts", "Received parts whose checksum was wrong."),
     Metric("corrupt_pages_total", "counter", "corrupt_pages", "Pages dropped because their bytes here were wrong."),
     Metric("evicted_pages_total", "counter", "evicted_pages", "Pages evicted for want of room."),
@@ -52,6 +56,29 @@ def _lines(hub: Hub) -> Iterator[str]:
     yield "# TYPE pdrelay_depot_link_up gauge"
     for to, up in hub.links_up().items():
         yield f'pdrelay_depot_link_up{{{label},to="{to}"}} {int(up)}'
+    yield from _codec_lines(hub, label)
+
+
+CODEC_METRICS = (
+    ("payload_bytes_total", "Bytes of parts before encoding."),
+    ("wire_bytes_total", "Bytes of parts as they travel."),
+    ("seconds_total", "Seconds spent in the codec, over all connections."),
+)
+
+
+def _codec_lines(hub: Hub, label: str) -> Iterator[str]:
+    """Payload, wire and codec time of each link. A codec pays while its connections' share of time in it is small."""
+    directions: list[tuple[str, str, dict[str, Coder]]] = [
+        ("encode", "to", {**hub.codecs.encoders}),
+        ("decode", "from", {**hub.codecs.decoders}),
+    ]
+    for verb, end, coders in directions:
+        for at, (name, text) in enumerate(CODEC_METRICS):
+            yield f"# HELP pdrelay_depot_link_{verb}_{name} {text}"
+            yield f"# TYPE pdrelay_depot_link_{verb}_{name} counter"
+            for other, coder in coders.items():
+                labels = f'{label},{end}="{other}",codec="{coder.name}"'
+                yield f"pdrelay_depot_link_{verb}_{name}{{{labels}}} {coder.traffic[at]}"
 
 
 async def serve_metrics(address: str, render_text: Callable[[], str]) -> asyncio.Server:

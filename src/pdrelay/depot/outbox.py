@@ -33,6 +33,7 @@ class Sending:
     have: int | None = None
     saved: int = 0
     sent: int = 0
+    wire: int = 0
     pages: int = 0
     delivered: bool = False
     wanted: dict[bytes, Wanted] = field(default_factory=dict)
@@ -51,7 +52,9 @@ class Sending:
     @property
     def stats(self) -> TransferStats:
         """What it cost so far."""
-        return TransferStats(sent=self.sent, saved=self.saved, pages=self.pages, delivered=self.delivered)
+        return TransferStats(
+            sent=self.sent, wire=self.wire, saved=self.saved, pages=self.pages, delivered=self.delivered
+        )
 
 
 class FlyingRun(NamedTuple):
@@ -75,6 +78,7 @@ class FlyingBatch(NamedTuple):
 
     header: link.Batch
     runs: list[FlyingRun]
+    wire: list[int]  # bytes that each run takes on the line; a codec lowers them before it sends
 
     @property
     def payload(self) -> int:
@@ -88,6 +92,7 @@ class Outbox:
     def __init__(self, index: Index) -> None:
         self._index = index
         self.sent_bytes = 0
+        self.sent_wire_bytes = 0
         self._batches = 0
 
     def line_up(self, sending: Sending, page: Page) -> None:
@@ -117,7 +122,8 @@ class Outbox:
         if not runs:
             return None
         self._batches += 1
-        return FlyingBatch(link.Batch(self._batches, [_described(run) for run in runs]), runs)
+        header = link.Batch(self._batches, [_described(run) for run in runs])
+        return FlyingBatch(header, runs, [run.payload for run in header.runs])
 
     def written(self, batch: FlyingBatch) -> None:
         """The bytes have been read from the arena (or never will be)."""
@@ -130,10 +136,12 @@ class Outbox:
             wanted.missing &= ~run.bits
             if run.page.complete and wanted.missing == 0:
                 run.sending.pages += 1
-        for run in batch.runs:
+        for run, wire in zip(batch.runs, batch.wire, strict=True):
             payload = run.parts * run.page.layout.part_bytes
             run.sending.sent += payload
+            run.sending.wire += wire
             self.sent_bytes += payload
+            self.sent_wire_bytes += wire
 
     def failed(self, batch: FlyingBatch) -> None:
         """The connection broke: what was under way on it must be sent again."""
@@ -169,5 +177,6 @@ class Outbox:
 
 
 def _described(run: FlyingRun) -> link.Run:
-    checksums = run.page.checksums[run.first : run.first + run.parts]
-    return link.Run(run.page.name, run.epoch, run.first, run.page.layout.part_bytes, pack_checksums(checksums))
+    page = run.page
+    checksums = pack_checksums(page.checksums[run.first : run.first + run.parts])
+    return link.Run(page.name, run.epoch, run.first, page.layout.part_bytes, checksums, page.fidelity)

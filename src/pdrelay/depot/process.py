@@ -14,10 +14,12 @@ from pdrelay.cluster.tls import client_context, server_context
 from pdrelay.cluster.topology import Host, Link
 from pdrelay.cluster.units import parse_rate, parse_size, parse_time
 from pdrelay.depot.arena import Arena
+from pdrelay.depot.codec import codec_named
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.link import DepotLink, Route
 from pdrelay.depot.listener import TlsListener
 from pdrelay.depot.metrics import render, serve_metrics
+from pdrelay.depot.payload import LinkCodecs, RunDecoder, RunEncoder
 from pdrelay.depot.server import DepotServer
 from pdrelay.errors import ConfigError, StartError
 
@@ -29,6 +31,21 @@ def routes(deployment: Deployment, host: Host) -> Iterator[Route]:
             for target in deployment.host:
                 if target.cluster == link.target and target.name != host.name:
                     yield _route(link, target)
+
+
+def link_codecs(deployment: Deployment, host: Host) -> LinkCodecs:
+    """How every link from and to `host` encodes. Raises StartError when a library is missing."""
+    codecs = LinkCodecs()
+    for index, link in enumerate(deployment.link):
+        for other in deployment.host:
+            if other.name == host.name:
+                continue
+            ends = (host.cluster, other.cluster)
+            if ends == (link.source, link.target):
+                codecs.encoders[other.name] = RunEncoder(codec_named(link.codec, f"link[{index}].codec"))
+            if ends == (link.target, link.source):
+                codecs.decoders[other.name] = RunDecoder(codec_named(link.codec, f"link[{index}].codec"))
+    return codecs
 
 
 def _route(link: Link, target: Host) -> Route:
@@ -64,7 +81,8 @@ async def running(deployment: Deployment, name: str) -> AsyncIterator[Hub]:
     client, server = (context(deployment.tls.directory, name) for context in (client_context, server_context))
     async with AsyncExitStack() as stack:
         arena = _arena(host)
-        hub = Hub(name, arena.view, key, time.monotonic, epoch_base=time.time_ns() >> 10)
+        epoch_base = time.time_ns() >> 10
+        hub = Hub(name, arena.view, key, time.monotonic, epoch_base, link_codecs(deployment, host))
         unix = DepotServer(hub, arena)
         stack.push_async_callback(unix.aclose)
         await unix.start(host.socket)

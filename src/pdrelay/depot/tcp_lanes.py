@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pdrelay.depot.bulk import Batches, BulkSender
 from pdrelay.depot.lanes import LaneOwner
 from pdrelay.depot.outbox import FlyingBatch
+from pdrelay.depot.payload import RunEncoder
 from pdrelay.depot.sockets import CONNECT_SECONDS
 
 BATCHES_AHEAD = 2  # handed to a thread: one it writes, one so that it need not wait for the event loop
@@ -38,9 +39,12 @@ class TcpLanes:
 
     path = "tcp"
 
-    def __init__(self, far: Far, tls: ssl.SSLContext, depot: str, arena: memoryview, owner: LaneOwner) -> None:
+    def __init__(
+        self, far: Far, tls: ssl.SSLContext, depot: str, arena: memoryview, encoder: RunEncoder, owner: LaneOwner
+    ) -> None:
         """`depot` is our own name. Needs a running event loop."""
-        self._far, self._tls, self._depot, self._arena, self._owner = far, tls, depot, arena, owner
+        self._far, self._tls, self._depot, self._arena, self._encoder = far, tls, depot, arena, encoder
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[BulkSender, Lane] = {}
         self._senders: list[BulkSender] = []
@@ -50,7 +54,7 @@ class TcpLanes:
         self._senders = [sender for sender in self._senders if sender.thread.is_alive()]
         for _ in range(self._far.connections):
             sender = BulkSender(
-                self._far.address, self._tls, self._far.depot, self._depot, self._arena,
+                self._far.address, self._tls, self._far.depot, self._depot, self._arena, self._encoder,
                 self._loop.call_soon_threadsafe, self._on_open, self._on_written, self._on_broken,
             )  # fmt: skip
             self._lanes[sender] = Lane()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
+from pdrelay.cluster.topology import CodecName
 from pdrelay.depot.codec.base import WireCodec
 from pdrelay.errors import StartError
-
-CodecName = Literal["none", "zstd", "fp8", "int8"]
-NAMES: tuple[CodecName, ...] = get_args(CodecName)
-LOSSY: tuple[CodecName, ...] = ("fp8", "int8")
 
 
 def codec_named(name: CodecName, key: str) -> WireCodec | None:
@@ -19,7 +14,7 @@ def codec_named(name: CodecName, key: str) -> WireCodec | None:
             from pdrelay.depot.codec.zstd import ZstdCodec
 
             return ZstdCodec()
-        if name in LOSSY:
+        if name != "none":
             from pdrelay.depot.codec.quantised import Fp8, Int8, QuantisedCodec
 
             return QuantisedCodec(Int8() if name == "int8" else Fp8())

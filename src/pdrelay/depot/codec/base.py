@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pdrelay.cluster.topology import CodecName
 from pdrelay.kv.shape import PartShape
 
 STEP_BYTES = 1 << 17
@@ -20,7 +21,7 @@ class WireCodec(Protocol):
     """
 
     @property
-    def name(self) -> str:
+    def name(self) -> CodecName:
         """What links are configured with, and what runs say."""
         ...
 

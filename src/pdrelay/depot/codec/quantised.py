@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pdrelay.cluster.topology import CodecName
 from pdrelay.depot.codec.base import STEP_BYTES, Encoded
 from pdrelay.depot.codec.floats import Array, Float32, bits_dtype, from_float32, peaks, to_float32
 from pdrelay.errors import ProtocolError
@@ -29,7 +30,7 @@ _REDUCED = (1, 3, 5)  # of `[parts, outer, heads, middle, 2, inner]`: what one s
 class Code(Protocol):
     """A one-byte number format. Both functions may overwrite what they are given."""
 
-    name: str
+    name: CodecName
     top: float  # largest magnitude
 
     def pack(self, values: Float32) -> Codes:
@@ -44,7 +45,7 @@ class Code(Protocol):
 class Int8:
     """Two's complement, symmetric: steps of one."""
 
-    name = "int8"
+    name: CodecName = "int8"
     top = 127.0
 
     def pack(self, values: Float32) -> Codes:
@@ -59,7 +60,7 @@ class Int8:
 class Fp8:
     """E4M3 of the OCP 8-bit floating point specification (no infinities): steps of an eighth of the power of two."""
 
-    name = "fp8"
+    name: CodecName = "fp8"
     top = 448.0
 
     # Scaled by 2**-120, an E4M3 number has its exponent and mantissa where float32 has them, subnormal ones included.
@@ -107,18 +108,23 @@ class QuantisedCodec:
         self._code = code
 
     @property
-    def name(self) -> str:
+    def name(self) -> CodecName:
         """See WireCodec."""
         return self._code.name
 
     def encode(self, parts: memoryview, part_bytes: int, shape: PartShape) -> Encoded | None:
         """See WireCodec."""
+        if not shape.heads:
+            return None
         bits = _elements(parts, shape)
         tops = peaks(bits, _REDUCED, shape.dtype)
         lossy = ((tops == 0) | ((tops >= LEAST) & (tops <= MOST))).all(axis=(1, 2, 3, 4, 5))
         if not lossy.any():
             return None
-        out = bytearray(_size(lossy, len(parts) // len(lossy), shape))
+        size = _size(lossy, part_bytes, shape)
+        if size >= len(parts):
+            return None
+        out = bytearray(size)
         head = _bitmap_bytes(len(lossy))
         out[:head] = np.packbits(~lossy, bitorder="little").tobytes()
         scales, codes, exact = _sections(memoryview(out)[head:], lossy, part_bytes, shape)
@@ -133,6 +139,8 @@ class QuantisedCodec:
 
     def decode(self, encoded: memoryview, into: memoryview, part_bytes: int, shape: PartShape) -> int:
         """See WireCodec."""
+        if not shape.heads:
+            raise ProtocolError(f"a {self.name} run of parts whose heads are not known")
         bits = _elements(into, shape)
         head = _bitmap_bytes(len(bits))
         if len(encoded) < head:

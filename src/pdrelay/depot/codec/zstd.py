@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from pdrelay.cluster.topology import CodecName
 from pdrelay.depot.codec.base import Encoded
 from pdrelay.errors import ProtocolError
 from pdrelay.kv.shape import PartShape
@@ -32,7 +33,7 @@ Bytes = npt.NDArray[np.uint8]
 class ZstdCodec:
     """A `WireCodec` that keeps every bit, of any dtype."""
 
-    name = "zstd"
+    name: CodecName = "zstd"
     lossless = True
 
     def __init__(self) -> None:
