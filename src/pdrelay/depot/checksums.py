@@ -28,9 +28,11 @@ def unpack_checksums(data: bytes) -> array[int]:
 
 
 def wrong_parts(data: memoryview, checksums: Sequence[int], parts: int = -1) -> int:
-    """Bitmap of the parts in bitmap `parts` whose bytes do not fit their checksum; `data` is a whole page."""
-    size, wrong = len(data) // len(checksums), 0
-    for part, expected in enumerate(checksums):
-        if parts >> part & 1 and checksum(data[part * size : (part + 1) * size]) != expected:
-            wrong |= 1 << part
-    return wrong
+    """Bitmap of the parts in bitmap `parts` whose bytes do not fit their checksum; `data` is the bytes of all parts."""
+    size = len(data) // len(checksums)
+    found = [checksum(data[at : at + size]) for at in range(0, len(data), size)]
+    wrong = 0
+    if found != list(checksums):
+        for part, (actual, expected) in enumerate(zip(found, checksums, strict=True)):
+            wrong |= (actual != expected) << part
+    return wrong & parts

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import Fidelity
-from pdrelay.depot.checksums import checksum, unpack_checksums
+from pdrelay.depot.checksums import checksum, unpack_checksums, wrong_parts
 from pdrelay.depot.index import Page
 from pdrelay.depot.payload import LinkCodecs, ReadInto, RunDecoder
 from pdrelay.errors import ProtocolError
@@ -115,10 +116,9 @@ class Inbox:
         else:
             aside = memoryview(bytearray(run.payload))
             changed = decoder.read(run, aside, read_into, shape)
-            for first, parts in runs_of_bits(fresh, run.first, run.parts):
-                if fresh >> first & 1:
-                    at, size = (first - run.first) * run.part_bytes, parts * run.part_bytes
-                    page[at : at + size] = aside[at : at + size]
+            for first, parts in runs_of_bits(fresh):
+                at, size = (first - run.first) * run.part_bytes, parts * run.part_bytes
+                page[at : at + size] = aside[at : at + size]
         return None if changed is None else changed << run.first
 
     def _claim(self, sender: str, run: link.Run) -> tuple[Slot | None, int, int]:
@@ -146,11 +146,8 @@ class Inbox:
 
     def _verify(self, slot: Slot, run: link.Run, fresh: int, checksums: array[int]) -> int:
         """Those of the `fresh` parts whose bytes are not what their checksum says."""
-        bad = 0
-        for at, expected in enumerate(checksums, run.first):
-            if fresh >> at & 1 and self._checksum(slot, run, at) != expected:
-                bad |= 1 << at
-        return bad
+        start = slot.page.offset + run.first * run.part_bytes
+        return wrong_parts(self._arena[start : start + run.payload], checksums, fresh >> run.first) << run.first
 
     def _renew(self, slot: Slot, run: link.Run, changed: int, checksums: array[int]) -> None:
         """Parts that a lossy codec `changed` have checksums of their own from here on."""
@@ -163,12 +160,13 @@ class Inbox:
         return checksum(self._arena[start : start + run.part_bytes])
 
 
-def runs_of_bits(bits: int, first: int, count: int) -> list[tuple[int, int]]:
-    """Cuts the bits from `first` on into (start, length) runs of equal value."""
-    runs: list[tuple[int, int]] = []
-    for at in range(first, first + count):
-        if runs and (bits >> at & 1) == (bits >> (at - 1) & 1):
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((at, 1))
-    return runs
+def runs_of_bits(bits: int) -> Iterator[tuple[int, int]]:
+    """The runs of set bits as (start, length)."""
+    at = 0
+    while bits:
+        skipped = (bits & -bits).bit_length() - 1
+        bits >>= skipped
+        length = (~bits & bits + 1).bit_length() - 1
+        yield at + skipped, length
+        bits >>= length
+        at += skipped + length

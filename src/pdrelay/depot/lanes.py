@@ -15,7 +15,7 @@ class LaneOwner(Protocol):
     """What lanes tell the link. Called on the event loop."""
 
     def lanes_ready(self) -> None:
-        """There may be room for another batch."""
+        """There may be room for another batch. Comes after whatever else lanes tell."""
         ...
 
     def batch_written(self, batch: FlyingBatch) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pdrelay.depot import link_messages as messages
 from pdrelay.depot import wire
 from pdrelay.depot.base import LinkState
-from pdrelay.depot.bulk import MAX_BACKOFF, MIN_BACKOFF
+from pdrelay.depot.bulk_sender import MAX_BACKOFF, MIN_BACKOFF
 from pdrelay.depot.handshake import check_hello, hello_of
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.keepalive import KeepAlive
@@ -23,8 +23,8 @@ from pdrelay.errors import PdrelayError, ProtocolError
 
 logger = logging.getLogger(__name__)
 
-MIN_BATCH, MAX_BATCH = 64 << 10, 1 << 20
-BATCH_SECONDS = 0.05
+MIN_BATCH, MAX_BATCH = 64 << 10, 4 << 20
+BATCH_SECONDS = 0.02
 """A batch occupies its share of the line for about so long: what comes up meanwhile waits no longer."""
 QUEUE_SECONDS = 0.2
 """Unacknowledged data beyond a round trip. More would sit in buffers on the way, ahead of smaller transfers."""
@@ -175,7 +175,7 @@ class DepotLink:
 
     def _on_message(self, message: messages.LinkMessage) -> None:
         if isinstance(message, messages.Ack):
-            self._on_ack(message.batch)
+            self._on_acks(message.batches)
         elif isinstance(message, messages.Contracts):
             self._encoder.require_fit(message.contracts)
             self._hub.peer_contracts(self._holder, message.contracts)
@@ -187,23 +187,23 @@ class DepotLink:
 
     # Bulk
 
-    def _on_ack(self, number: int) -> None:
-        if (batch := self._lanes.acked(number)) is not None:
-            self._unacked_bytes -= batch.payload
-            self._hub.senders.outbox.acknowledged(batch)
-            self.wake()
+    def _on_acks(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if (batch := self._lanes.acked(number)) is not None:
+                self._unacked_bytes -= batch.payload
+                self._hub.senders.outbox.acknowledged(batch)
+        self.wake()
 
     def lanes_ready(self) -> None:
         """See LaneOwner."""
+        self._hub.settle()
         self.wake()
 
     def batch_written(self, batch: FlyingBatch) -> None:
         """See LaneOwner."""
         self._hub.senders.outbox.written(batch)
-        self._hub.settle()
 
     def batch_failed(self, batch: FlyingBatch) -> None:
         """See LaneOwner."""
         self._unacked_bytes -= batch.payload
         self._hub.senders.outbox.failed(batch)
-        self._hub.settle()

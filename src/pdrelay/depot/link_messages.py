@@ -93,9 +93,9 @@ class Suspect(msgspec.Struct, frozen=True, tag="suspect", array_like=True):
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack", array_like=True):
-    """Batch `batch` has been read."""
+    """These batches have been read."""
 
-    batch: int
+    batches: list[int]
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", array_like=True):

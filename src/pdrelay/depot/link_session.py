@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot import wire
-from pdrelay.depot.bulk import BulkReceiver
+from pdrelay.depot.bulk_receiver import BulkReceiver
 from pdrelay.depot.handshake import check_hello, hello_of
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.inbox import Landed
@@ -22,6 +22,7 @@ class LinkSession:
         self._hub, self._peer, self._write, self._sessions = hub, hello.depot, write, sessions
         self._holder = f"peer:{hello.depot}"
         self._bulk: set[BulkReceiver] = set()
+        self._acks: list[int] = []  # batches that were read and are not acknowledged yet
         if (former := sessions.get(self._peer)) is not None:
             former.close()
         hub.peer_contracts(self._holder, hello.contracts)
@@ -31,8 +32,15 @@ class LinkSession:
         hub.receivers.peer_up(self._peer, self.send)
 
     def send(self, message: link.LinkMessage) -> None:
-        """Sends a control message."""
+        """Sends a control message, after the acknowledgements that are due."""
+        self.send_acks()
         self._write(wire.frame(message))
+
+    def send_acks(self) -> None:
+        """Says which batches were read."""
+        if self._acks:
+            batches, self._acks = self._acks, []
+            self._write(wire.frame(link.Ack(batches)))
 
     def handle(self, body: bytes, write: Write) -> None:
         """Takes one message. Raises ContractError, ProtocolError."""
@@ -69,8 +77,7 @@ class LinkSession:
         self._bulk.discard(receiver)
 
     def on_batch(self, number: int | None, landed: list[Landed]) -> None:
-        """What a bulk connection received; `number` is None when it broke in the middle."""
+        """What a bulk connection received; `number` is None when it broke in the middle. `send_acks` must follow."""
         if number is not None:
-            self.send(link.Ack(number))  # first: what is wanted again below must not count as under way
+            self._acks.append(number)  # goes out before what is wanted again, which must not count as under way
         self._hub.receivers.landed(landed)
-        self._hub.settle()

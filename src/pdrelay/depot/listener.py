@@ -10,14 +10,17 @@ import ssl
 from pdrelay.cluster.units import parse_address
 from pdrelay.depot import link_messages as link
 from pdrelay.depot import wire
-from pdrelay.depot.bulk import BulkReceiver
+from pdrelay.depot.admission import BulkHandshake
+from pdrelay.depot.bulk_receiver import BulkReceiver, Callbacks
+from pdrelay.depot.channel import TlsReader
 from pdrelay.depot.connection import FrameProtocol, Handler
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.inbox import Landed
 from pdrelay.depot.link_session import LinkSession
+from pdrelay.depot.mailbox import Mailbox
 from pdrelay.depot.sessions import open_session
 from pdrelay.depot.sockets import BULK, CONNECT_SECONDS, CONTROL, require_name, tune
-from pdrelay.errors import StartError
+from pdrelay.errors import ProtocolError, StartError
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,9 @@ class TlsListener:
         self._loop = asyncio.get_running_loop()
         self._connections: set[FrameProtocol] = set()
         self._sessions: dict[str, LinkSession] = {}
-        self._receivers: dict[BulkReceiver, LinkSession | None] = {}
+        self._receivers: dict[BulkReceiver, LinkSession] = {}
+        post = Mailbox(self._settle).post
+        self._callbacks = Callbacks(post, self._on_batch, self._on_end)
         self._admissions: set[asyncio.Task[None]] = set()
         self._sock = _listen(address)
         self._task = asyncio.create_task(self._accept())
@@ -75,16 +80,16 @@ class TlsListener:
             async with asyncio.timeout(CONNECT_SECONDS):
                 tune(sock)
                 purpose = await self._loop.sock_recv(sock, 1)
-            if purpose == BULK:
-                self._start_bulk(sock)
-                return
+                if purpose == BULK:
+                    await self._admit_bulk(sock)
+                    return
             if purpose == CONTROL:
                 await self._loop.connect_accepted_socket(
                     lambda: FrameProtocol(self._open, self._connections), sock,
                     ssl=self._tls, ssl_handshake_timeout=CONNECT_SECONDS,
                 )  # fmt: skip
                 return
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ProtocolError) as error:
             logger.warning("connection refused: %s", error)
         except asyncio.CancelledError:
             sock.close()
@@ -102,34 +107,33 @@ class TlsListener:
 
     # Bulk
 
-    def _start_bulk(self, sock: socket.socket) -> None:
+    async def _admit_bulk(self, sock: socket.socket) -> None:
+        """Raises OSError, ProtocolError."""
+        handshake = BulkHandshake(sock, self._tls)
+        await handshake.complete()
+        hello = link.decode_bulk_hello(await handshake.read_frame())
+        require_name(hello.depot, handshake.tls.getpeercert())
+        if hello.version != link.VERSION:
+            raise ProtocolError(f"link protocol version {link.VERSION} here, {hello.version} there")
+        session = self._sessions.get(hello.depot)
+        if session is None:
+            raise ProtocolError(f"depot {hello.depot} has no control connection")
         sock.setblocking(True)
-        receiver = BulkReceiver(
-            sock, self._tls, self._hub.inbox, self._loop.call_soon_threadsafe,
-            self._on_admitted, self._on_batch, self._on_end,
-        )  # fmt: skip
-        self._receivers[receiver] = None
-
-    def _on_admitted(self, receiver: BulkReceiver, depot: str) -> None:
-        session = self._sessions.get(depot)
-        if session is None:  # its control connection is gone already
-            receiver.stop()
-            return
-        session.adopt(receiver)
+        reader = TlsReader(sock, handshake.tls, handshake.incoming)
+        receiver = BulkReceiver(reader, hello.depot, self._hub.inbox, self._callbacks)
         self._receivers[receiver] = session
+        session.adopt(receiver)
 
     def _on_batch(self, receiver: BulkReceiver, number: int | None, landed: list[Landed]) -> None:
-        session = self._receivers.get(receiver)
-        if session is not None:
-            session.on_batch(number, landed)
-        else:
-            self._hub.receivers.landed(landed)
-            self._hub.settle()
+        self._receivers[receiver].on_batch(number, landed)
 
     def _on_end(self, receiver: BulkReceiver) -> None:
-        session = self._receivers.pop(receiver, None)
-        if session is not None:
-            session.drop(receiver)
+        self._receivers.pop(receiver).drop(receiver)
+
+    def _settle(self) -> None:
+        for session in list(self._sessions.values()):
+            session.send_acks()
+        self._hub.settle()
 
 
 def _listen(address: str) -> socket.socket:

@@ -292,12 +292,10 @@ class Receivers:
             if page.have:
                 self._index.restart(owner, page.name)
         if result.epoch == fetch.epoch:
-            parts = len(result.checksums)
-            for first, count in runs_of_bits(result.good, result.first, parts):
-                if result.good >> first & 1:
-                    at = first - result.first
-                    fidelity = result.fidelity if result.inexact >> first & (1 << count) - 1 else ""
-                    self._index.publish(owner, page.name, first, result.checksums[at : at + count], fidelity)
+            for first, count in runs_of_bits(result.good):
+                at = first - result.first
+                fidelity = result.fidelity if result.inexact >> first & (1 << count) - 1 else ""
+                self._index.publish(owner, page.name, first, result.checksums[at : at + count], fidelity)
         self.received_bytes += result.good.bit_count() * page.layout.part_bytes
         self.corrupt_parts += result.corrupt.bit_count()
         if lost := result.corrupt | result.again:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 from typing import Any
 
 from pdrelay.cluster.units import parse_address
@@ -50,16 +51,18 @@ async def dial_control(address: str, tls: ssl.SSLContext, server_name: str) -> S
             raise
 
 
-def dial_bulk(address: str) -> socket.socket:
-    """A blocking connection for bulk, without TLS yet. Raises OSError."""
-    sock = socket.create_connection(parse_address(address), CONNECT_SECONDS)
+def dial_bulk(address: str, tls: ssl.SSLContext, server_name: str) -> ssl.SSLSocket:
+    """A blocking connection to part `server_name` for bulk. Raises OSError, ssl.SSLError included."""
+    raw = socket.create_connection(parse_address(address), CONNECT_SECONDS)
     try:
-        tune(sock)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        sock.sendall(BULK)
+        tune(raw)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        raw.sendall(BULK)
+        sock = tls.wrap_socket(raw, server_hostname=server_name)
     except BaseException:
-        sock.close()
+        raw.close()
         raise
+    sock.settimeout(None)
     return sock
 
 
@@ -91,20 +94,6 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(wire.body_length(await reader.readexactly(wire.HEADER.size)))
 
 
-def read_exactly(sock: socket.socket, view: memoryview) -> None:
-    """Fills `view`. Raises OSError, ConnectionError at the end."""
-    at = 0
-    while at < len(view):
-        got = sock.recv_into(view[at:])
-        if not got:
-            raise ConnectionError("the other side closed the connection")
-        at += got
-
-
-def receive_frame(sock: socket.socket) -> bytes:
-    """The body of the next frame of a blocking socket. Raises OSError, ProtocolError."""
-    header = bytearray(wire.HEADER.size)
-    read_exactly(sock, memoryview(header))
-    body = bytearray(wire.body_length(header))
-    read_exactly(sock, memoryview(body))
-    return bytes(body)
+async def join_thread(thread: threading.Thread, seconds: float) -> None:
+    """Waits until `thread` has ended, at most so long."""
+    await asyncio.to_thread(thread.join, seconds)

@@ -1,0 +1,146 @@
+"""Blocking byte streams of bulk connections, one way each: with TLS or in clear.
+
+A thread moves whole batches with few calls: each call gives up the interpreter's lock and has to win it back.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from pdrelay.depot import wire
+
+Buffer = bytes | bytearray | memoryview
+
+_GATHER = 64 << 10  # shorter pieces travel together
+_PIECES = 512  # of one system call; the kernel takes 1024
+_CIPHERTEXT = 256 << 10
+
+
+class Writer(Protocol):
+    """The sending end."""
+
+    @property
+    def sock(self) -> socket.socket:
+        """The connection."""
+        ...
+
+    def send(self, pieces: Sequence[Buffer]) -> None:
+        """Sends all pieces, one after the other. Raises OSError."""
+        ...
+
+
+class Reader(Protocol):
+    """The receiving end."""
+
+    @property
+    def sock(self) -> socket.socket:
+        """The connection."""
+        ...
+
+    def read_into(self, view: memoryview) -> None:
+        """Fills the view. Raises OSError, ConnectionError at the end."""
+        ...
+
+
+class TlsWriter:
+    """Writer over TLS."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self.sock: ssl.SSLSocket = sock
+
+    def send(self, pieces: Sequence[Buffer]) -> None:
+        """See Writer."""
+        gathered = bytearray()
+        for piece in pieces:
+            if len(piece) < _GATHER:
+                gathered += piece
+                if len(gathered) < _GATHER:
+                    continue
+                piece, gathered = gathered, bytearray()
+            elif gathered:
+                self.sock.sendall(gathered)
+                gathered = bytearray()
+            self.sock.sendall(piece)
+        if gathered:
+            self.sock.sendall(gathered)
+
+
+class PlainWriter:
+    """Writer in clear."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def send(self, pieces: Sequence[Buffer]) -> None:
+        """See Writer."""
+        rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        at = 0
+        while at < len(rest):
+            sent = self.sock.sendmsg(rest[at : at + _PIECES])
+            while at < len(rest) and sent >= len(rest[at]):
+                sent -= len(rest[at])
+                at += 1
+            if sent:
+                rest[at] = rest[at][sent:]
+
+
+class TlsReader:
+    """Reader over TLS.
+
+    `ssl.SSLSocket` makes two system calls for each record of 16 KiB. This one takes what the kernel has, in large
+    pieces, and decrypts it from memory straight into the view.
+    """
+
+    def __init__(self, sock: socket.socket, tls: ssl.SSLObject, incoming: ssl.MemoryBIO) -> None:
+        """`tls` is past its handshake; `incoming` may hold what was read beyond it. `sock` blocks."""
+        self.sock, self._tls, self._incoming = sock, tls, incoming
+        self._ciphertext = memoryview(bytearray(_CIPHERTEXT))
+
+    def read_into(self, view: memoryview) -> None:
+        """See Reader."""
+        tls, at, size = self._tls, 0, len(view)
+        while at < size:
+            try:
+                at += _progress(tls.read(size - at, view[at:]))
+            except ssl.SSLWantReadError:
+                got = _progress(self.sock.recv_into(self._ciphertext))
+                self._incoming.write(self._ciphertext[:got])
+
+
+class PlainReader:
+    """Reader in clear. `sock` blocks."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def read_into(self, view: memoryview) -> None:
+        """See Reader."""
+        at, size = 0, len(view)
+        while at < size:
+            at += _progress(self.sock.recv_into(view[at:], size - at, socket.MSG_WAITALL))
+
+
+def _progress(got: int | bytes) -> int:
+    if not got:
+        raise ConnectionError("the other side closed the connection")
+    assert isinstance(got, int)
+    return got
+
+
+def read_frame(reader: Reader) -> bytes:
+    """The body of the next frame. Raises OSError, ProtocolError."""
+    header = bytearray(wire.HEADER.size)
+    reader.read_into(memoryview(header))
+    body = bytearray(wire.body_length(header))
+    reader.read_into(memoryview(body))
+    return bytes(body)
+
+
+def close(sock: socket.socket) -> None:
+    """Closes without a word."""
+    with suppress(OSError):
+        sock.close()
