@@ -27,7 +27,9 @@ def test_help_lists_every_command_and_imports_none():
     assert result.stdout.endswith("[]\n")
 
 
-LEAVES = [[name] for name in COMMANDS if name != "bench"] + [["bench", name] for name in BENCHMARKS]
+LEAVES = (
+    [[name] for name in COMMANDS if name != "bench"] + [["bench", name] for name in BENCHMARKS] + [["depot", "stats"]]
+)
 
 
 @pytest.mark.parametrize("names", LEAVES, ids=" ".join)

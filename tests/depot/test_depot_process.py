@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import sys
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from depot_kit import contract, intact, names, produce
 
+from pdrelay.cli.main import main
 from pdrelay.cluster import certs
 from pdrelay.cluster.config import load
 from pdrelay.cluster.tls import client_context
-from pdrelay.depot.base import DepotStats, Transfer
+from pdrelay.depot.base import DepotStats, Transfer, Use
 from pdrelay.depot.control_client import ControlClient, connect_control, control_over_unix
 from pdrelay.depot.engine_client import connect_engine
 from pdrelay.depot.process import link_codecs
@@ -120,6 +123,14 @@ async def stats_when(control: ControlClient, field: str, value: int) -> DepotSta
     return stats
 
 
+async def shown(fleet: Fleet, exit_code: int, *options: str) -> str:
+    """What `pdrelay depot stats` prints."""
+    arguments = ["depot", "stats", "--config", str(fleet.config), *options]
+    result = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+    assert result.exit_code == exit_code, result.output
+    return result.stdout
+
+
 async def test_two_processes_transfer_and_end_without_a_trace(fleet: Fleet) -> None:
     there = connect_control(
         f"127.0.0.1:{fleet.ports['d']}", client_context(fleet.directory / "tls", "gateway"), server_name="d"
@@ -136,14 +147,22 @@ async def test_two_processes_transfer_and_end_without_a_trace(fleet: Fleet) -> N
         await there.wait(pages)
     assert await asyncio.to_thread(intact, decode, "r", pages, SHAPE)
     await asyncio.to_thread(decode.release, "r")
+    decode.report_use(Use(requests=1, own=60, arena=320, computed=20))
     await here.end("x")
     await stats_when(there, "transfers", 0)
     async with httpx.AsyncClient() as client:
         text = (await client.get(f"http://127.0.0.1:{fleet.ports['metrics']}/metrics")).text
     assert f'pdrelay_depot_received_bytes_total{{depot="d"}} {20 * SHAPE.page_bytes}' in text
     assert 'pdrelay_depot_pinned_pages{depot="d"} 0' in text
+    assert 'pdrelay_depot_prompt_tokens_total{depot="d",instance="decode",source="arena"} 320' in text
+    told = json.loads(await shown(fleet, 0, "--json"))
+    assert told["d"]["stats"]["use"]["decode"] | {"arena": 320, "requests": 1} == told["d"]["stats"]["use"]["decode"]
+    table = await shown(fleet, 0, "--host", "d")
+    assert "decode" in table
+    assert "80.0 %" in table
     assert await fleet.stop("p") == 0
     assert await fleet.stop("d", signal.SIGINT) == 0
+    assert "d: " in await shown(fleet, 1)
     assert not list(fleet.directory.glob("*.sock"))
     with pytest.raises(DepotUnavailableError):
         await asyncio.to_thread(decode.match, pages)

@@ -14,7 +14,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdrelay.depot.base import EngineDepot, PageKind, Part, Transfer
+from pdrelay.depot.base import EngineDepot, PageKind, Part, Transfer, Use
 from pdrelay.depot.memory import MemoryDepot
 from pdrelay.engine.emulated.backend import EmulatedBackend
 from pdrelay.engine.emulated.host_depot import HostDepot
@@ -49,6 +49,13 @@ class Site:
             depot=HostDepot(connect(), connect), publish_decode=name == "MD",
             clock=ScaledClock(0),
         )  # fmt: skip
+
+    async def restart(self, name: str) -> None:
+        """The engine ends, and comes back with an empty cache of its own."""
+        await self.engines[name].aclose()
+        await self.backends[name].aclose()
+        self.backends[name] = self._backend(name, PROFILE)
+        self.engines[name] = LocalEngine(self.backends[name])
 
     async def aclose(self) -> None:
         for name, engine in self.engines.items():
@@ -225,6 +232,17 @@ async def test_prefix_hits_are_not_computed_again() -> None:
         assert (await prefill(near, prompt, sampling, "b"))[-1].cached_tokens == 100  # the tail from the depot
         longer = prompt[:70] + prompt_of(40, seed=1)
         assert (await prefill(near, longer, sampling, "c"))[-1].cached_tokens == 64
+        assert near.depot.hub.stats().use == {"P": Use(requests=3, own=96 + 64, arena=4, computed=100 + 46)}
+
+
+async def test_an_engine_that_restarts_finds_its_pages_at_the_depot() -> None:
+    prompt, sampling = prompt_of(100), sampling_of()
+    async with sites(("P", "RLD")) as (near,):
+        expected = ids_of(await prefill(near, prompt, sampling, "a"))
+        await near.restart("P")
+        first, finished = await prefill(near, prompt, sampling, "b")
+        assert (first.ids, finished.cached_tokens) == (expected, 100)
+        assert near.depot.hub.stats().use["P"] == Use(requests=2, arena=100, computed=100)
 
 
 async def test_own_hits_are_published_where_the_depot_lost_them() -> None:

@@ -135,8 +135,13 @@ async def test_preempted_requests_load_again(prefill: Engine, decode: Engine, de
     for prompt in prompts:
         await prefill.prefill(prompt)
     await decode.forget()
+    before = depot.stats().use[decode.name]
     runs = await asyncio.gather(*(decode.decode(prompt, sampling, [[]]) for prompt in prompts))
     assert [run.ids for run in runs] == expected
+    await _until(lambda: depot.stats().use[decode.name].requests == before.requests + 2)
+    after = depot.stats().use[decode.name]
+    assert after.arena - before.arena == 2 * 736
+    assert after.reloaded > before.reloaded, "what the other request took of its blocks came from the depot"
 
 
 async def test_abort_during_prefill_and_load_frees_everything(

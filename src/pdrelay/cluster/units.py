@@ -28,6 +28,15 @@ def parse_size(text: str) -> int:
     return int(_parse(text, _SIZES, "a size such as 512MiB or 4GiB"))
 
 
+def size_text(size: float) -> str:
+    """`size` bytes as people read them, such as 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of `host:port`, IPv6 hosts in brackets. Raises ValueError."""
     host, _, port = text.rpartition(":")

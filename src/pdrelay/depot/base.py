@@ -40,6 +40,26 @@ class Leased(NamedTuple):
 
     offset: int  # of its bytes in the arena
     checksums: bytes  # of its parts, packed as in `depot/checksums.py`
+    from_disk: bool = False  # it was brought back from the disk tier, and this is its first lease since
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine had the KV of prompts from, in tokens. The first four are the tokens of all these prompts."""
+
+    own: int = 0  # found in the engine's own cache
+    arena: int = 0  # loaded from the depot's arena
+    disk: int = 0  # loaded from there, where the disk tier had brought it back for this
+    computed: int = 0
+    reloaded: int = 0  # loaded once more, after the engine had preempted a request
+    requests: int = 0
+
+    def __add__(self, other: Use) -> Use:
+        return Use(**{field: getattr(self, field) + getattr(other, field) for field in self.__struct_fields__})
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompts."""
+        return self.own + self.arena + self.disk + self.computed
 
 
 class EngineDepot(Protocol):
@@ -97,6 +117,10 @@ class EngineDepot(Protocol):
     def report_held(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Tells which prefix pages entered and left this engine's own KV cache, by logical names: a page counts as
         held when the engine has it in every KV group that going on from there needs. Does not wait for an answer."""
+        ...
+
+    def report_use(self, use: Use) -> None:
+        """Tells where the KV of a request's prompt came from. Does not wait for an answer."""
         ...
 
     def close(self) -> None:
@@ -197,6 +221,7 @@ class DepotStats(msgspec.Struct, frozen=True, kw_only=True):
     corrupt_pages: int  # dropped because their bytes in the arena were wrong
     evicted_pages: int
     reserve_waits: int  # reservations refused for want of room
+    use: dict[str, Use]  # by engine instance, since the depot started
 
 
 class DepotControl(Protocol):

@@ -17,7 +17,7 @@ import msgspec
 
 from pdrelay.depot import wire
 from pdrelay.depot.arena import close_map, map_arena
-from pdrelay.depot.base import Leased, PageKind, Part
+from pdrelay.depot.base import Leased, PageKind, Part, Use
 from pdrelay.errors import DepotUnavailableError, ProtocolError
 from pdrelay.kv.contract import KVContract
 
@@ -137,6 +137,10 @@ class SocketEngineDepot:
     def report_held(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """See EngineDepot."""
         self._tell(wire.ReportHeld(list(added), list(removed)))
+
+    def report_use(self, use: Use) -> None:
+        """See EngineDepot."""
+        self._tell(wire.ReportUse(use))
 
     def close(self) -> None:
         """See EngineDepot. Other threads' calls fail; their arena views stay valid."""

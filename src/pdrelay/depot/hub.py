@@ -22,6 +22,7 @@ from pdrelay.depot.base import (
     Stored,
     Transfer,
     TransferStats,
+    Use,
 )
 from pdrelay.depot.checksums import pack_checksums, wrong_parts
 from pdrelay.depot.contracts import Contracts
@@ -70,6 +71,7 @@ class Hub:
         self._opener: dict[str, int] = {}  # owner -> the connection that first named it
         self._clients: dict[str, int] = {}  # connections of each gateway
         self._orphans: dict[str, float] = {}  # gateways without connection, since when
+        self._use: dict[str, Use] = {}
         self._settling = False
 
     # Engines
@@ -160,6 +162,10 @@ class Hub:
         self.receivers.held_changed(instance, came, went)
         self.settle()
 
+    def report_use(self, instance: str, use: Use) -> None:
+        """See EngineDepot.report_use."""
+        self._use[instance] = self._use.get(instance, Use()) + use
+
     # Gateways
 
     def client_joins(self, client: str) -> None:
@@ -223,6 +229,7 @@ class Hub:
             corrupt_pages=self.index.condemned,
             evicted_pages=self.index.evicted,
             reserve_waits=self.index.reserve_waits + self.receivers.waits,
+            use=dict(self._use),
         )
 
     # Other depots

@@ -17,6 +17,7 @@ from pdrelay.depot.base import (
     Part,
     Transfer,
     TransferStats,
+    Use,
 )
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.memory_link import MemoryLink, link
@@ -134,6 +135,11 @@ class MemoryEngineDepot:
         """See EngineDepot."""
         with self._depot.turn():
             self._hub().report_held(self._instance, self._id(), added, removed)
+
+    def report_use(self, use: Use) -> None:
+        """See EngineDepot."""
+        with self._depot.turn():
+            self._hub().report_use(self._instance, use)
 
     def close(self) -> None:
         """See EngineDepot."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from pdrelay.cluster.units import parse_address
+from pdrelay.depot.base import Use
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.payload import Coder
 from pdrelay.errors import StartError
@@ -40,6 +41,14 @@ METRICS = (
     Metric("reserve_waits_total", "counter", "reserve_waits", "Reservations refused for want of room."),
 )
 
+SOURCES = ("own", "arena", "disk", "computed")
+"""Fields of `Use` that share out the tokens of prompts."""
+
+USE_METRICS = (
+    ("requests", "requests_total", "Requests of this host's engines."),
+    ("reloaded", "reloaded_tokens_total", "Tokens that engines loaded again after a preemption."),
+)
+
 
 def render(hub: Hub) -> str:
     """All metrics in Prometheus' text format."""
@@ -52,6 +61,7 @@ def _lines(hub: Hub) -> Iterator[str]:
         yield f"# HELP pdrelay_depot_{metric.name} {metric.text}"
         yield f"# TYPE pdrelay_depot_{metric.name} {metric.kind}"
         yield f"pdrelay_depot_{metric.name}{{{label}}} {getattr(stats, metric.field)}"
+    yield from _use_lines(stats.use, label)
     yield "# HELP pdrelay_depot_link_up Whether the link to another depot is up."
     yield "# TYPE pdrelay_depot_link_up gauge"
     for to, up in hub.links_up().items():
@@ -79,6 +89,20 @@ def _codec_lines(hub: Hub, label: str) -> Iterator[str]:
             for other, coder in coders.items():
                 labels = f'{label},{end}="{other}",codec="{coder.name}"'
                 yield f"pdrelay_depot_link_{verb}_{name}{{{labels}}} {coder.traffic[at]}"
+
+
+def _use_lines(use: Mapping[str, Use], label: str) -> Iterator[str]:
+    yield "# HELP pdrelay_depot_prompt_tokens_total Prompt tokens of this host's engines, by where their KV came from."
+    yield "# TYPE pdrelay_depot_prompt_tokens_total counter"
+    for instance, of in use.items():
+        for source in SOURCES:
+            sample = f'{label},instance="{instance}",source="{source}"'
+            yield f"pdrelay_depot_prompt_tokens_total{{{sample}}} {getattr(of, source)}"
+    for field, name, text in USE_METRICS:
+        yield f"# HELP pdrelay_depot_{name} {text}"
+        yield f"# TYPE pdrelay_depot_{name} counter"
+        for instance, of in use.items():
+            yield f'pdrelay_depot_{name}{{{label},instance="{instance}"}} {getattr(of, field)}'
 
 
 async def serve_metrics(address: str, render_text: Callable[[], str]) -> asyncio.Server:

@@ -56,6 +56,8 @@ class EngineSession:
                 return hub.reserve(self._connection, owner, request.names, kinds, self._contract)
             case wire.Release():
                 hub.release(self._owner(request.owner))
+            case wire.ReportUse():
+                hub.report_use(self._instance, request.use)
             case wire.ReportHeld():
                 hub.report_held(self._instance, self._connection, request.added, request.removed)
             case _:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from pdrelay.depot.base import DepotEvent, DepotStats, Leased, Transfer, TransferStats
+from pdrelay.depot.base import DepotEvent, DepotStats, Leased, Transfer, TransferStats, Use
 from pdrelay.errors import (
     ArenaFullError,
     ContractError,
@@ -87,6 +87,10 @@ class ReportHeld(msgspec.Struct, frozen=True, tag="held", array_like=True):
     removed: list[bytes]
 
 
+class ReportUse(msgspec.Struct, frozen=True, tag="use", array_like=True):
+    use: Use
+
+
 class Wait(msgspec.Struct, frozen=True, tag="wait", array_like=True):
     names: list[bytes]
     engine: str
@@ -138,7 +142,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", array_like=True):
     """The client leaves for good: its transfers need no grace."""
 
 
-EngineRequest = Match | Lease | Corrupt | Reserve | Publish | Release | ReportHeld
+EngineRequest = Match | Lease | Corrupt | Reserve | Publish | Release | ReportHeld | ReportUse
 ControlRequest = (
     Wait
     | StartTransfer

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from pdrelay.depot.base import EngineDepot, Leased, PageKind, Part
+from pdrelay.depot.base import EngineDepot, Leased, PageKind, Part, Use
 from pdrelay.errors import ArenaFullError, DepotUnavailableError, EngineRejectedError
 
 _log = logging.getLogger(__name__)
@@ -81,6 +81,11 @@ class DepotConnection:
         """See EngineDepot. A depot that is gone is told all when it is back."""
         with contextlib.suppress(DepotUnavailableError), self._watched():
             self.depot.report_held(added, removed)
+
+    def report_use(self, use: Use) -> None:
+        """See EngineDepot."""
+        with contextlib.suppress(DepotUnavailableError), self._watched():
+            self.depot.report_use(use)
 
     async def _call(self, call: Callable[[], T]) -> T:
         with self._watched():

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pdrelay.depot.base import PageKind
+from pdrelay.depot.base import PageKind, Use
 from pdrelay.depot.checksums import unpack_checksums, wrong_parts
 from pdrelay.engine.emulated.host_depot import DepotConnection
 from pdrelay.engine.emulated.kv_memory import Claim, KvMemory
@@ -54,6 +54,7 @@ class Running:
         self.computed = 0  # tokens whose KV is here
         self.cached_tokens = 0
         self.loaded_tokens = 0
+        self._from_disk: list[int] = []  # loaded pages that the depot had brought back from disk
         self.on_decode_page: OnPage | None = None  # told name and drift of each page that the output filled
 
     async def admit(self, output_tokens: int) -> None:
@@ -74,6 +75,15 @@ class Running:
         self.cached_tokens = self._prompt.tokens_in(cached)
         self.computed = self._prompt.tokens_in(len(self._drifts))
         self.loaded_tokens = self.computed - self.cached_tokens
+        from_disk = sum(self._prompt.tokens_in(index + 1) - self._prompt.tokens_in(index) for index in self._from_disk)
+        use = Use(
+            requests=1,
+            own=self.cached_tokens,
+            arena=self.loaded_tokens - from_disk,
+            disk=from_disk,
+            computed=self._prompt.length - self.computed,
+        )
+        self._depot.report_use(use)
 
     async def _load_pages(self, names: Sequence[bytes]) -> list[bytes]:
         """Loads the leading `names` that the depot has, up to one with bytes that do not fit; their drifts."""
@@ -86,6 +96,8 @@ class Running:
                 break
             drift = read_drift(self._depot.arena, page.offset, self._parts.contract, name)
             drifts.append(drift)
+            if page.from_disk:
+                self._from_disk.append(self._prompt.names.index(name))
             if name != self._prompt.tail:
                 self._parts.memory.store(self._held_claim(), name, drift)
             await asyncio.sleep(0)  # a page takes a while to read: others get their turn

@@ -150,6 +150,7 @@ class SchedulerSide:
             wanted = PUBLISH in (request.kv_transfer_params or {})
             return report(error="the depot of this host is not reachable") if wanted else None
         self._confirm(job)
+        self._report_use(job)
         if job.written:
             # A worker ends the reservations: it knows when copies of steps still in flight are done.
             self._orders.released.append(job.write_owner)
@@ -257,6 +258,13 @@ class SchedulerSide:
             depot.match(job.pages.prompt.names[:1])
         except DepotError as error:
             self._failed(job, error)
+
+    def _report_use(self, job: Job) -> None:
+        if job.counted and (depot := self._depot()) is not None:
+            try:
+                depot.report_use(job.use())
+            except DepotError as error:
+                self._lost(error)
 
     # The engine's own cache
 

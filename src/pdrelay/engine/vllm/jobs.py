@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from pdrelay.depot.base import Leased
+from pdrelay.depot.base import Leased, Use
 from pdrelay.engine.vllm.pages import RequestPages
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ class Job:
     counted: bool = False
     cached: int = 0  # tokens found in the engine's own cache
     loaded: int = 0  # tokens loaded from the depot
+    from_disk: int = 0  # ... of pages that it had brought back from disk
+    reloaded: int = 0  # tokens loaded again after preemptions
     error: str = ""  # why its pages are not all published
     told: bool = False
 
@@ -88,6 +90,19 @@ class Job:
         """The request has its first blocks, and `external` tokens will be loaded."""
         if not self.counted:
             self.counted, self.cached, self.loaded = True, self.local, external
+            leased = self.lease.pages if self.lease is not None and external else []
+            self.from_disk = sum(page.from_disk for page in leased) * self.pages.prompt.page_tokens
+        elif self.request.num_preemptions:
+            self.reloaded += external
+
+    def use(self) -> Use:
+        """Where the KV of its prompt came from."""
+        prompt = self.pages.prompt.length
+        own = min(self.cached, prompt)
+        loaded = min(self.loaded, prompt - own)
+        disk = min(self.from_disk, loaded)
+        computed = prompt - own - loaded
+        return Use(requests=1, own=own, arena=loaded - disk, disk=disk, computed=computed, reloaded=self.reloaded)
 
     def load_failed(self) -> None:
         """Its load failed. Where the depot dropped a corrupt page it is asked again for what it has besides."""

@@ -1,0 +1,102 @@
+"""`pdrelay depot stats`: what running depots hold, and where engines had the KV of prompts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pdrelay.depot.asking import Answer
+
+    Answers = dict[str, Answer]
+
+
+@click.command("stats")
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Deployment file, pdrelay.toml.")
+@click.option("--run-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+              help="Run directory whose file to take without --config. Default: that of `pdrelay up`.")  # fmt: skip
+@click.option("--host", metavar="NAME", help="One host only.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, by host.")
+@click.pass_context
+def command(ctx: click.Context, config: Path | None, run_dir: Path | None, host: str | None, as_json: bool) -> None:
+    """Show pages, leases, transfers and hit rates by tier of running depots.
+
+    Depots of this machine are asked over their Unix socket, others over TLS with a certificate of the deployment
+    file's directory. Exit code 1 when a depot does not answer.
+    """
+    import asyncio
+
+    import msgspec
+
+    from pdrelay.cluster.config import load
+    from pdrelay.depot.asking import ask
+
+    deployment = load(config or _running(run_dir))
+    hosts = [deployment.host_named(host)] if host is not None else deployment.host
+    answers = asyncio.run(ask(deployment, hosts))
+    if as_json:
+        click.echo(msgspec.json.encode(answers))
+    else:
+        _print(answers)
+    ctx.exit(1 if any(answer.stats is None for answer in answers.values()) else 0)
+
+
+def _running(run_dir: Path | None) -> Path:
+    from pdrelay.cli.local.rundir import RunDirectory
+
+    return (RunDirectory(run_dir) if run_dir is not None else RunDirectory.default()).config
+
+
+def _print(answers: Answers) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(_holdings(answers))
+    if any(answer.stats is not None and answer.stats.use for answer in answers.values()):
+        console.print()
+        console.print(_tiers(answers))
+    for host, answer in answers.items():
+        if answer.stats is None:
+            console.print(f"{host}: {answer.error}", markup=False, soft_wrap=True)
+
+
+def _holdings(answers: Answers) -> Table:
+    from pdrelay.cluster.units import size_text
+
+    table = _table(
+        "depot", "pages", "arena", "of", "leases", "transfers", "evicted", "waits", "corrupt pages", "corrupt parts"
+    )
+    for host, answer in answers.items():
+        if (stats := answer.stats) is not None:
+            sizes = size_text(stats.used_bytes), size_text(stats.capacity_bytes)
+            counts = (stats.leases, stats.transfers, stats.evicted_pages, stats.reserve_waits)
+            corrupt = stats.corrupt_pages, stats.corrupt_parts
+            table.add_row(host, str(stats.pages), *sizes, *map(str, (*counts, *corrupt)))
+    return table
+
+
+def _tiers(answers: Answers) -> Table:
+    """Shares of the tokens of all prompts, by where their KV came from."""
+    table = _table(
+        "depot", "engine", "requests", "prompt tokens", "own cache", "arena", "disk", "computed", "loaded again"
+    )
+    for host, answer in answers.items():
+        for engine, use in (answer.stats.use if answer.stats is not None else {}).items():
+            shares = [
+                f"{100 * part / (use.tokens or 1):.1f} %" for part in (use.own, use.arena, use.disk, use.computed)
+            ]
+            table.add_row(host, engine, str(use.requests), str(use.tokens), *shares, str(use.reloaded))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("depot", "engine") else "right", overflow="fold")
+    return table
