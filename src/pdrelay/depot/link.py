@@ -150,6 +150,7 @@ class DepotLink:
         hub, route = self._hub, self._route
         self._writer = writer
         hub.on_contracts[id(self)] = lambda: self.send(messages.Contracts(hub.own_contracts))
+        hub.on_contracts[id(self)]()  # an engine may have come since our hello
         self._lanes.open()
         hub.senders.link_up(route.depot)
         hub.link_state(LinkState(route.depot, True))
