@@ -72,6 +72,12 @@ def test_what_is_left_is_what_a_round_trip_and_a_step_make(round_trip, left):
     assert made_during_switch(READY._replace(round_trip=round_trip)) == left
 
 
+def test_a_main_decode_whose_rounds_take_longer_is_not_waited_for_in_vain():
+    request = READY._replace(main_known=36)
+    assert action("catch_up", request) is Action.EXTEND
+    assert action("catch_up", request._replace(quickest_round=0.12)) is Action.SWITCH
+
+
 def test_the_switch_waits_until_its_pause_can_be_filled():
     near = READY._replace(main_known=39)
     _, decision = decide(Settings("catch_up", BOUND, pace=1.25), State(), near)

@@ -121,6 +121,7 @@ class Handoff:
             token_interval=self._interval,
             relay_silence=now - (self._arrivals[-1][0] if self._arrivals else self._opened),
             round_trip=terms.round_trip,
+            quickest_round=min((extend.seconds for extend in self.extends), default=0.0),
             max_gap=terms.max_gap,
             forced_mode=terms.forced_mode,
             forced_at=terms.forced_at,

@@ -93,6 +93,7 @@ class RelayedRequest(NamedTuple):
     relay_silence: float = 0.0  # since its last token
     token_interval: float = 0.0  # between the relay's tokens; 0 when not known
     round_trip: float = 0.0  # between gateway and MainDecode
+    quickest_round: float = 0.0  # of its extends so far, line included; 0 before the first
     max_gap: float = 0.0  # longest pause that the client accepts; 0 when it did not say
     forced_mode: Mode | None = None  # debug control
     forced_at: int | None = None  # debug control: first index that MainDecode emits
@@ -136,10 +137,12 @@ def decide(settings: Settings, state: State, request: RelayedRequest) -> tuple[S
 
 
 def made_during_switch(request: RelayedRequest) -> int:
-    """Tokens that the relay makes in one round trip and one step: less cannot be left when the switch is decided."""
+    """Tokens that the relay makes in one round trip and one step of MainDecode, or in the quickest round so far:
+    less cannot be left when the switch is decided."""
     if not request.token_interval:
         return 1
-    return 1 + math.ceil(request.round_trip / request.token_interval)
+    steps = 1 + math.ceil(request.round_trip / request.token_interval)
+    return max(steps, math.ceil(request.quickest_round / request.token_interval))
 
 
 def bound_now(bound: RelayBound, kv_usage: float) -> RelayBound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdrelay.cli.lazy import LazyGroup
 
 COMMANDS = {
+    "handoff": "Hand requests over from relay to main decode: pauses that a reader sees, and what the switch costs.",
     "transfer": "Move KV between two depots, beside other tools and beside the published measurement.",
 }
 """Benchmark to its line in `pdrelay bench --help`; the code is in `pdrelay.cli.bench.<name>`."""

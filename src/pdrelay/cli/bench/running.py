@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import click
 import msgspec
 from rich.console import Console
 
-from pdrelay.bench import report as text
 from pdrelay.bench import signals
-from pdrelay.bench.transfer import Report
 
 Progress = Callable[[str], None]
 
 
-def measure(report: Report, work: Callable[[Progress], Coroutine[Any, Any, None]], as_json: bool) -> int:
+class Report(Protocol):
+    """What every benchmark's report has."""
+
+    command: str
+    failures: dict[str, str]
+
+
+R = TypeVar("R", bound=Report)
+
+
+def measure(
+    report: R, work: Callable[[Progress], Coroutine[Any, Any, None]], show: Callable[[R, Console], None], as_json: bool
+) -> int:
     """Runs `work`, which fills `report`, and prints the report; 1 when a part of it failed."""
     errors = Console(stderr=True)
     try:
@@ -29,12 +39,20 @@ def measure(report: Report, work: Callable[[Progress], Coroutine[Any, Any, None]
         report.failures["run"] = "interrupted"
         raise
     finally:
-        _print(report, as_json)
+        if as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(report), indent=1))
+        else:
+            show(report, Console(soft_wrap=True))
     return 1 if report.failures else 0
 
 
-def _print(report: Report, as_json: bool) -> None:
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=1))
-    else:
-        text.show(report, Console(soft_wrap=True))
+def given(context: click.Context) -> list[str]:
+    """The options that differ from their defaults, as they were given."""
+    found = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE and name != "as_json":
+            value = context.params[name]
+            for each in value if isinstance(value, tuple) else (value,):
+                found += [parameter.opts[0]] if each is True else [parameter.opts[0], str(each)]
+    return found

@@ -29,8 +29,9 @@ def command(
 
     Exit code 1 when a part failed; what the others measured is printed all the same.
     """
+    from pdrelay.bench import report as text
     from pdrelay.bench import transfer
-    from pdrelay.cli.bench.running import measure
+    from pdrelay.cli.bench.running import given, measure
 
     shape = transfer.Shape(_size("--part", part), layers, _size("--size", size))
     if quick:
@@ -38,8 +39,8 @@ def command(
     settings = transfer.Settings(
         connections=connections, rounds=rounds, shape=shape, peers=peers or transfer.default_peers()
     )
-    report = transfer.new_report(f"pdrelay bench {' '.join([context.info_name or '', *_given(context)])}".rstrip())
-    return measure(report, lambda progress: transfer.run(settings, report, progress), as_json)
+    report = transfer.new_report(f"pdrelay bench {' '.join([context.info_name or '', *given(context)])}".rstrip())
+    return measure(report, lambda progress: transfer.run(settings, report, progress), text.show, as_json)
 
 
 def _size(option: str, text: str) -> int:
@@ -53,14 +54,3 @@ def _size(option: str, text: str) -> int:
     if size < 1024:
         raise ConfigError(f"{option}: found {text!r}, expected at least 1KiB")
     return size
-
-
-def _given(context: click.Context) -> list[str]:
-    """The options that differ from their defaults, as they were given."""
-    given = []
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE and name != "as_json":
-            value = context.params[name]
-            given += [parameter.opts[0]] if value is True else [parameter.opts[0], str(value)]
-    return given
