@@ -23,7 +23,7 @@ def main() -> int:
         print(json.dumps({"peer": "iperf3", "missing": REMEDY}))
         return 3
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    port = str(free_port())
+    port = str(options.listen or free_port())
     server = subprocess.Popen(
         [*inside(options.receiver_namespace), "iperf3", "--server", "--one-off", "--forceflush", "--port", port],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -46,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--chunk", type=int, default=1 << 20)
     parser.add_argument("--sender-namespace")
     parser.add_argument("--receiver-namespace")
+    parser.add_argument("--listen", type=int)
     parser.add_argument("--address", default="127.0.0.1")
     return parser.parse_args()
 
@@ -66,9 +67,10 @@ def wait_until_listening(server: subprocess.Popen[str]) -> None:
     sys.exit(f"the iperf3 server ended with exit code {server.wait()}")
 
 
-def run_client(options: argparse.Namespace, port: str) -> dict[str, object]:
+def run_client(options: argparse.Namespace, listens: str) -> dict[str, object]:
+    host, _, port = options.address.partition(":")
     client = subprocess.run(
-        [*inside(options.sender_namespace), "iperf3", "--client", options.address, "--port", port, "--json",
+        [*inside(options.sender_namespace), "iperf3", "--client", host, "--port", port or listens, "--json",
          "--parallel", str(options.connections), "--bytes", str(options.bytes), "--length", str(options.chunk)],
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip

@@ -28,7 +28,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any
     peers = tmp_path_factory.mktemp("peers")
     for name, script in (("iperf3", PEER), ("nixl", MISSING), ("mooncake", BROKEN)):
         (peers / f"{name}.py").write_text(script)
-    return run("--quick", "--size", "2MiB", "--layers", "4", "--connections", "2", "--peers", str(peers))
+    sizes = ["--quick", "--size", "2MiB", "--layers", "4", "--connections", "2"]
+    return run(
+        *sizes, "--only", "shaped", "--only", "throughput", "--line", "user", "--line-rate", "40mbit",
+        "--peers", str(peers),
+    )  # fmt: skip
 
 
 def run(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -41,7 +45,8 @@ def run(*arguments: str) -> tuple[int, dict[str, Any]]:
 def test_the_report_says_where_when_and_with_what_it_was_made(report: tuple[int, dict[str, Any]]) -> None:
     _, found = report
     assert {"date", "pdrelay", "python", "kernel", "processor", "cores", "load_before"} <= found["machine"].keys()
-    assert found["command"].startswith("pdrelay bench transfer --connections 2 --size 2MiB --layers 4 ")
+    assert found["command"].startswith("pdrelay bench transfer --only shaped --only throughput --connections 2 ")
+    assert found["table2"] is None
 
 
 def test_every_contestant_moved_every_byte_in_every_round(report: tuple[int, dict[str, Any]]) -> None:
@@ -68,4 +73,14 @@ def test_a_missing_peer_is_named_with_its_remedy_and_a_broken_one_fails_the_run(
     rows = {row["name"]: row for row in found["throughput"]["rows"]}
     assert (rows["nixl"]["status"], rows["nixl"]["detail"]) == ("missing", "install it so")
     assert (rows["mooncake"]["status"], rows["mooncake"]["detail"]) == ("failed", "it broke")
-    assert (code, found["failures"]) == (1, {"mooncake": "it broke"})
+    assert (code, found["failures"]) == (1, {"throughput, mooncake": "it broke"})
+
+
+def test_the_shaped_line_holds_its_rate_and_compares_with_iperf3(report: tuple[int, dict[str, Any]]) -> None:
+    result = report[1]["shaped"]
+    rows = {row["name"]: row for row in result["rows"]}
+    assert (result["line"], result["rate"], result["rounds"]) == ("user", 5e6, 5)
+    ours = rows["pdrelay, TLS"]
+    assert (ours["status"], ours["beside"]) == ("ok", "iperf3")
+    assert all(sample["bytes"] == result["bytes"] for sample in ours["samples"])
+    assert all(sample["bytes"] / sample["seconds"] < 1.2 * result["rate"] for sample in ours["samples"])

@@ -20,6 +20,7 @@ from pdrelay.errors import BenchError
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+_LINE_BYTES = 64 << 20
 _PR_SET_PDEATHSIG = 1
 
 
@@ -100,7 +101,7 @@ async def started(
     with log.open("ab") as errors:
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, stderr=errors, start_new_session=True
+                *command, stdin=PIPE, stdout=PIPE, stderr=errors, start_new_session=True, limit=_LINE_BYTES
             )
         except OSError as error:
             raise BenchError(f"{name}: cannot be started: {error}") from error

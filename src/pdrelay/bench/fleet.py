@@ -10,8 +10,10 @@ from typing import Literal, NamedTuple
 
 from pdrelay.bench.children import Child, shielded, started
 from pdrelay.bench.producer import Producer, Template, template_of
+from pdrelay.bench.settings import Place
 from pdrelay.cluster import certs
 from pdrelay.cluster.config import GATEWAY
+from pdrelay.cluster.topology import Link
 from pdrelay.depot.control_client import ControlClient, control_over_unix
 from pdrelay.errors import BenchError, DepotUnavailableError
 from pdrelay.kv.contract import KVContract
@@ -75,13 +77,13 @@ def make_certificates(directory: Path) -> Path:
 
 @asynccontextmanager
 async def running(
-    name: str, directory: Path, tls: Path, route: Route, link: LinkOptions, contract: KVContract, arena: int
+    name: str, place: Place, route: Route, link: LinkOptions, contract: KVContract, arena: int
 ) -> AsyncIterator[Fleet]:
     """Two depots with arenas of `arena` bytes, the link between them up. Raises BenchError."""
-    home = directory / name
+    home = place.home / name
     home.mkdir()
     config = home / "pdrelay.toml"
-    config.write_text("\n".join(_config(home, tls, route, link, arena)) + "\n")
+    config.write_text("\n".join(_config(home, place.certificates, route, link, arena)) + "\n")
     template = template_of(contract)
     async with AsyncExitStack() as stack:
         receiver = await _site(stack, home, config, RECEIVER, route.receiver_namespace, contract, template)
@@ -142,5 +144,7 @@ def _config(home: Path, tls: Path, route: Route, link: LinkOptions, arena: int) 
     yield f'rate = "{link.rate}"'
     yield f'rtt = "{link.rtt}"'
     yield f"connections = {link.connections}"
+    if "schedule" in Link.__struct_fields__:
+        yield f'schedule = "{link.schedule}"'
     yield f'control = {{ {RECEIVER} = "{route.control}" }}'
     yield f'bulk = {{ {RECEIVER} = "{route.bulk}" }}'

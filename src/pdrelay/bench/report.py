@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from pdrelay.bench import table2_text
+from pdrelay.bench.shaped import Shaped
 from pdrelay.bench.throughput import Row
-from pdrelay.bench.transfer import Report, Throughput
+from pdrelay.bench.transfer import Report
+from pdrelay.bench.unshaped import Throughput
 
 
 def show(report: Report, console: Console) -> None:
@@ -20,6 +23,10 @@ def show(report: Report, console: Console) -> None:
     )
     if report.throughput is not None:
         _throughput(report.throughput, console)
+    if report.shaped is not None:
+        _shaped(report.shaped, console)
+    if report.table2 is not None:
+        table2_text.show(report.table2, console)
     for part, reason in report.failures.items():
         console.print(f"failed: {part}: {reason}", markup=False)
 
@@ -29,6 +36,17 @@ def _throughput(result: Throughput, console: Console) -> None:
         f"\nThroughput on this machine: {result.connections} connections, {result.bytes / 2**20:.0f} MiB a round, "
         f"medians of {result.rounds} rounds (95 % interval), checksums on in pdrelay"
     )
+    _rows(result.rows, console)
+
+
+def _shaped(result: Shaped, console: Console) -> None:
+    where = "two network namespaces (tbf)" if result.line == "namespaces" else "user space"
+    console.print(
+        f"\nShaped line of {result.rate * 8 / 1e6:g} Mbit/s, round trip {result.rtt * 1e3:g} ms, in {where}: "
+        f"{result.connections} connections, {result.bytes / 2**20:.0f} MiB a round, medians of {result.rounds} rounds"
+    )
+    if result.note:
+        console.print(result.note, markup=False)
     _rows(result.rows, console)
 
 

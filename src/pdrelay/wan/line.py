@@ -18,6 +18,7 @@ from pdrelay.errors import StartError
 from pdrelay.wan.shaper import Flow, Lane, Piece, Shaper, Signal
 
 _SLACK = 64 << 10
+_SEGMENT = 1448
 _MAX_WINDOW = 4 << 20
 _READ = 256 << 10
 
@@ -66,6 +67,8 @@ class Line:
                 await self.aclose()
                 raise StartError(f"line: cannot listen on {_text(route.listen)}: {error.strerror}") from error
             self._servers.append(server)
+            for sock in server.sockets:  # packets as on Ethernet: one of the loopback's 64 KiB can exceed the window
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT)
 
     def set_rate(self, rate: float) -> None:
         """Changes the rate of both directions."""

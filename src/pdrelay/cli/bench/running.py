@@ -12,6 +12,7 @@ from rich.console import Console
 from pdrelay.bench import signals
 
 Progress = Callable[[str], None]
+FILE_COLUMNS = 160  # of tables that go into a file or a pipe
 
 
 class Report(Protocol):
@@ -42,7 +43,8 @@ def measure(
         if as_json:
             click.echo(msgspec.json.format(msgspec.json.encode(report), indent=1))
         else:
-            show(report, Console(soft_wrap=True))
+            console = Console(soft_wrap=True)
+            show(report, console if console.is_terminal else Console(soft_wrap=True, width=FILE_COLUMNS))
     return 1 if report.failures else 0
 
 

@@ -1,0 +1,66 @@
+"""One line between two depots on this machine without a limit: what a transfer costs in time and CPU."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+import msgspec
+
+from pdrelay.bench import fleet
+from pdrelay.bench.contestants import Contestant, OurLink, Peer, bare_loop
+from pdrelay.bench.settings import Place, Settings
+from pdrelay.bench.throughput import Entry, Row, compare, ready
+from pdrelay.cluster.ports import free_addresses
+
+PEERS = ("iperf3", "nixl", "mooncake")
+"""Names of the peers' scripts."""
+
+ARENA_ROUNDS = 1.25
+"""Arena per payload of a measurement: the next one's pages evict the last one's."""
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """What was moved, and how fast by whom."""
+
+    connections: int
+    bytes: int
+    rounds: int
+    rows: list[Row]
+
+
+async def throughput(settings: Settings, place: Place, progress: Callable[[str], None]) -> Throughput:
+    """Our link, plain and with TLS, beside the bare loop and the peers."""
+    size = settings.shape.pages(settings.size) * settings.shape.page_bytes
+    loop = partial(bare_loop, connections=settings.connections, chunk=settings.chunk, size=size, logs=place.home)
+    entries = [
+        Entry("bare loop, plain", partial(loop, "bare-plain", tls=None), ""),
+        Entry("pdrelay, TLS", partial(_our_link, "tls", settings, place, "all"), "bare loop, TLS"),
+        Entry("bare loop, TLS", partial(loop, "bare-tls", tls=place.certificates), ""),
+        *(Entry(name, partial(_peer, settings, name, size), "bare loop, plain") for name in PEERS),
+    ]
+    rows = await compare(entries, settings.rounds, progress)
+    return Throughput(connections=settings.connections, bytes=size, rounds=settings.rounds, rows=rows)
+
+
+def _peer(settings: Settings, name: str, size: int) -> AbstractAsyncContextManager[Contestant]:
+    return ready(Peer(settings.peers / f"{name}.py", settings.connections, settings.chunk, size))
+
+
+@asynccontextmanager
+async def _our_link(
+    name: str, settings: Settings, place: Place, encryption: fleet.Encryption
+) -> AsyncIterator[Contestant]:
+    shape, pages = settings.shape, settings.shape.pages(settings.size)
+    sender, receiver = free_addresses(2)
+    options = fleet.LinkOptions(connections=settings.connections, encryption=encryption)
+    route = fleet.Route(sender, receiver, receiver, receiver)
+    arena = arena_for(settings, pages)
+    async with fleet.running(name, place, route, options, shape.contract, arena) as depots:
+        yield OurLink(depots, pages, shape.page_bytes)
+
+
+def arena_for(settings: Settings, pages: int) -> int:
+    """Bytes of an arena for measurements of so many pages."""
+    return int(pages * settings.shape.page_bytes * ARENA_ROUNDS) + settings.shape.page_bytes
