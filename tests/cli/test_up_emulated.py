@@ -49,7 +49,16 @@ def test_a_newcomers_first_minute(pdrelay):
     down = pdrelay("down")
     assert down.stdout == "stopped line, host-a, host-b, p-0, rld-0, md-0, gateway\n"
     assert not processes.marked(pdrelay.run.path)
-    assert pdrelay("up", "--emulated", "--port", port, "--json").returncode == 0  # every port and socket is free again
+    again = pdrelay("up", "--emulated", "--port", port, "--wan-codec", "zstd", "--json")
+    assert again.returncode == 0, "every port and socket is free again"
+    same = json.loads(pdrelay("chat", "--once", "word " * 200, "--max-tokens", "60", "--json").stdout)["pdrelay"]
+    assert same["token_ids"] == trace["token_ids"], "a lossless codec changes nothing"
+    counters = json.loads(pdrelay("status", "--json").stdout)["counters"]["host-a"]
+    sent = {
+        name: counters[f'pdrelay_depot_{name}{{depot="host-a"}}']
+        for name in ("sent_bytes_total", "sent_wire_bytes_total")
+    }
+    assert 0 < sent["sent_wire_bytes_total"] < sent["sent_bytes_total"] / 2
 
 
 def test_a_taken_port_is_told_before_anything_starts(pdrelay):

@@ -18,6 +18,8 @@ _DEFAULT_PORT = 8000
 @click.option("--wan-rate", metavar="RATE", default="20mbit", show_default=True,
               help="Rate of the line between the datacenters, each direction; 0 or unlimited: no limit.")  # fmt: skip
 @click.option("--wan-rtt", metavar="TIME", default="30ms", show_default=True, help="Round-trip time of that line.")
+@click.option("--wan-codec", type=click.Choice(["none", "zstd", "fp8", "int8"]), default="none", show_default=True,
+              help="How KV is encoded on that line; needs the extra `codec`. fp8 and int8 change output.")  # fmt: skip
 @click.option("--port", type=click.IntRange(1, 65535), default=_DEFAULT_PORT, show_default=True,
               help="Port of the gateway on 127.0.0.1.")  # fmt: skip
 @click.option("--policy", type=click.Choice(["pdd", "cdc_pd", "idc_pd"]), default="pdd", show_default=True,

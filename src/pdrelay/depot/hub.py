@@ -5,6 +5,7 @@ One thread owns a hub. The server calls it from its event loop, the in-memory tw
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import count
@@ -34,6 +35,8 @@ from pdrelay.depot.sending import Senders
 from pdrelay.depot.waiters import HeldPages, Waiter, Waiters
 from pdrelay.errors import ArenaFullError, ContractError
 from pdrelay.kv.contract import KVContract
+
+logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 5.0
 """How long the transfers of a gateway whose connection broke wait for it to come back."""
@@ -260,6 +263,7 @@ class Hub:
         """A link came up or went down."""
         if self._link_states.get(state.to) != state:
             self._link_states[state.to] = state
+            logger.info("link to depot %s %s", state.to, "is up" if state.up else f"is down: {state.detail}")
             self.emit(state)
 
     def links_up(self) -> dict[str, bool]:

@@ -7,6 +7,7 @@ from pdrelay.cli.lazy import LazyGroup
 COMMANDS = {
     "handoff": "Hand requests over from relay to main decode: pauses that a reader sees, and what the switch costs.",
     "transfer": "Move KV between two depots, beside other tools and beside the published measurement.",
+    "codec": "Encode the KV of a real model for slow lines: ratio, speed, effect on output.",
 }
 """Benchmark to its line in `pdrelay bench --help`; the code is in `pdrelay.cli.bench.<name>`."""
 

@@ -28,6 +28,7 @@ class Settings(NamedTuple):
     debug: bool = False
     wan_rate: str = "20mbit"
     wan_rtt: str = "30ms"
+    wan_codec: str = "none"
     port: int = 8000
     policy: str = "pdd"
     dtype: str = "bfloat16"
@@ -118,6 +119,7 @@ def _lines(settings: Settings, model: Demo, places: Places) -> Iterable[str]:
     yield from _table("[[link]]", {
         "source": "dc-a", "target": "dc-b",
         "rate": UNSHAPED_RATE if settings.line_rate == "unlimited" else settings.wan_rate, "rtt": settings.wan_rtt,
+        "codec": settings.wan_codec,
         "control": {"host-b": places.depot_b_control}, "bulk": {"host-b": places.depot_b_bulk},
     })  # fmt: skip
 
