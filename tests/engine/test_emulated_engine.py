@@ -228,10 +228,10 @@ async def test_pages_of_another_prompt_do_not_fit() -> None:
 async def test_prefix_hits_are_not_computed_again() -> None:
     prompt, sampling = prompt_of(100), sampling_of()
     async with sites(("P",)) as (near,):
-        assert (await prefill(near, prompt, sampling, "a"))[-1].cached_tokens == 0
-        assert (await prefill(near, prompt, sampling, "b"))[-1].cached_tokens == 100  # the tail from the depot
+        assert (await prefill(near, prompt, sampling, "a"))[0].prefilled.cached_tokens == 0
+        assert (await prefill(near, prompt, sampling, "b"))[0].prefilled.cached_tokens == 100  # the tail from the depot
         longer = prompt[:70] + prompt_of(40, seed=1)
-        assert (await prefill(near, longer, sampling, "c"))[-1].cached_tokens == 64
+        assert (await prefill(near, longer, sampling, "c"))[0].prefilled.cached_tokens == 64
         assert near.depot.hub.stats().use == {"P": Use(requests=3, own=96 + 64, arena=4, computed=100 + 46)}
 
 
@@ -240,8 +240,8 @@ async def test_an_engine_that_restarts_finds_its_pages_at_the_depot() -> None:
     async with sites(("P", "RLD")) as (near,):
         expected = ids_of(await prefill(near, prompt, sampling, "a"))
         await near.restart("P")
-        first, finished = await prefill(near, prompt, sampling, "b")
-        assert (first.ids, finished.cached_tokens) == (expected, 100)
+        first, _ = await prefill(near, prompt, sampling, "b")
+        assert (first.ids, first.prefilled.cached_tokens) == (expected, 100)
         assert near.depot.hub.stats().use["P"] == Use(requests=2, arena=100, computed=100)
 
 

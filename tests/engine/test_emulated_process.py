@@ -21,7 +21,7 @@ from pdrelay.depot.hub import Hub
 from pdrelay.depot.server import DepotServer
 from pdrelay.engine.client import WebSocketEngine
 from pdrelay.engine.emulated.tokens import reference_tokens
-from pdrelay.engine.messages import Finished, Open, Sampling, Tokens
+from pdrelay.engine.messages import Finished, Open, Prefilled, Sampling, Tokens
 from pdrelay.perf.profile import load, shipped
 
 PROFILE = load(shipped("tiny-emulated"))
@@ -102,7 +102,7 @@ async def test_sessions_and_clean_end(engine: RunningEngine, tmp_path: Path, eve
     assert client.status.hello.contract.page_bytes == PROFILE.kv.page_bytes
     prefill = client.open(Open(sid="p", mode="prefill", prompt=PROMPT, sampling=SAMPLING))
     first, _ = [event async for event in prefill.events()]
-    assert first == Tokens("p", 0, EXPECTED[:1])
+    assert first == Tokens("p", 0, EXPECTED[:1], prefilled=Prefilled())
     await eventually(lambda: engine.hub.stats().pages == len(PROMPT) // 16)  # the tail went with its only owner
     decode = client.open(Open(sid="d", mode="decode", prompt=PROMPT, sampling=SAMPLING, eager=EXPECTED[:1]))
     decode.takeover(EXPECTED[1:4])

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from pdrelay.engine.logprobs import Logprobs, Row, pack
-from pdrelay.gateway.base import Finish, GenerationRequest, InstanceState, Tier, TokenBatch, Trace
+from pdrelay.gateway.base import Finish, GenerationRequest, InstanceState, Serving, Tier, TokenBatch, Trace
 
 EOS_CAME = Finish("stop", None)
 Step = TokenBatch | asyncio.Event | Exception
@@ -46,7 +46,8 @@ class FakeStream:
         self.closed = asyncio.Event()
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
-        for step in self._script.steps:
+        end = len(self._script.steps) - 1
+        for place, step in enumerate(self._script.steps):
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, asyncio.Event):
@@ -54,7 +55,7 @@ class FakeStream:
                 continue
             self.sent += step.ids
             wanted = self._request.sampling.logprobs
-            yield step if wanted is None else replace(step, logprobs=rows(step.ids, wanted))
+            yield replace(step, logprobs=None if wanted is None else rows(step.ids, wanted), last=place == end)
         self.finish = self._script.finish
 
     @property
@@ -87,12 +88,16 @@ class FakeGenerator:
         self.requests: list[GenerationRequest] = []
         self.streams: list[FakeStream] = []
         self.started = asyncio.Event()
+        self.layer: Serving | None = None
         self.states = [InstanceState(name, "a", [role], True, "") for name, role in
                        (("p0", "prefill"), ("r0", "relay"), ("m0", "decode"))]  # fmt: skip
 
     def play(self, *groups: list[int], finish: Finish = EOS_CAME) -> None:
         """The next requests give these groups of tokens."""
         self.script = Script(batches(*groups), finish)
+
+    def serving(self) -> Serving | None:
+        return self.layer
 
     def generate(self, request: GenerationRequest) -> FakeStream:
         self.requests.append(request)

@@ -5,7 +5,7 @@ import time
 
 from pdrelay.depot.base import TransferStats
 from pdrelay.engine.base import EngineStatus
-from pdrelay.engine.messages import Extended, Finished, Opened, Sampling, Tokens
+from pdrelay.engine.messages import Extended, Finished, Opened, Prefilled, Sampling, Tokens
 from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
 from pdrelay.gateway.base import DebugControls, GenerationRequest
 from pdrelay.gateway.handoff import Handoffs
@@ -48,12 +48,13 @@ class ScriptedSession:
             Opened(sid="", cached_tokens=0, loaded_tokens=0, pages_ready=0.0, ready=0.0, prediction=0)
         )
 
-    def tokens(self, index, *ids, last=False):
-        self._events.put_nowait(Tokens("", index, list(ids), last))
+    def tokens(self, index, *ids, last=False, cached=None):
+        prefilled = None if cached is None else Prefilled(cached_tokens=cached)
+        self._events.put_nowait(Tokens("", index, list(ids), last, prefilled=prefilled))
 
-    def finished(self, reason, cached=0):
+    def finished(self, reason):
         self.ended = True
-        self._events.put_nowait(Finished(sid="", reason=reason, cached_tokens=cached))
+        self._events.put_nowait(Finished(sid="", reason=reason))
 
     def send(self, event):
         self._events.put_nowait(event)
@@ -178,6 +179,6 @@ class Scene:
                 await asyncio.sleep(0.005)
 
     async def prefill(self, token=100):
-        self.p.last.tokens(0, token)
-        self.p.last.finished(None, cached=16)
+        self.p.last.tokens(0, token, cached=16)
+        self.p.last.finished(None)
         await self.settle()

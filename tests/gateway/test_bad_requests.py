@@ -80,8 +80,6 @@ BOTH = [
     ({"bad_words": [""]}, "bad_words", "must not be empty"),
     ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids", "not supported"),
     ({"suffix": "x"}, "suffix", "not supported"),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-    ({"tool_choice": "required"}, "tool_choice", "not supported"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "expected one of 'text', 'json_object'"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema.schema"),
     (
@@ -112,8 +110,17 @@ CHAT_ONLY = [
     ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "is required"),
     ({"messages": [*MESSAGES, {"role": "king", "content": "x"}]}, "messages[1].role", "expected one of 'system'"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "tools are not supported"),
-    ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls", "not supported"),
+    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "is required"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "no healthy instance has one"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "no healthy instance has one"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "function_call": {}}]},
+        "messages[0].function_call",
+        "send tool_calls",
+    ),
+    ({"tools": [{"type": "function"}]}, "tools", "no healthy instance has one"),
+    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget", "not supported"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages[0].content[0].type",
@@ -132,6 +139,8 @@ CHAT_ONLY = [
 ]
 
 COMPLETION_ONLY = [
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"tool_choice": "required"}, "tool_choice", "not supported"),
     ({"prompt": None}, "prompt", "prompt is required"),
     ({"prompt": ""}, "prompt", "prompt is empty"),
     ({"prompt": []}, "prompt", "prompt is empty"),

@@ -19,7 +19,7 @@ from pdrelay.depot.hub import Hub
 from pdrelay.depot.server import DepotServer
 from pdrelay.engine.base import Chunk, SessionEvent
 from pdrelay.engine.logprobs import Row
-from pdrelay.engine.messages import Extend, Extended, Finished, Open, Opened, Sampling, Takeover, Tokens
+from pdrelay.engine.messages import Extend, Extended, Finished, Open, Opened, Prefilled, Sampling, Takeover, Tokens
 from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
 
 T = TypeVar("T")
@@ -146,10 +146,15 @@ class Run:
                 for row in event.logprobs.rows()]  # fmt: skip
 
     @property
-    def prompt_rows(self) -> list[Row]:
+    def prefilled(self) -> Prefilled:
         first = next(event for event in self.events if isinstance(event, Tokens))
-        assert first.prompt_logprobs is not None
-        return first.prompt_logprobs.rows()
+        assert first.prefilled is not None
+        return first.prefilled
+
+    @property
+    def prompt_rows(self) -> list[Row]:
+        assert self.prefilled.logprobs is not None
+        return self.prefilled.logprobs.rows()
 
     @property
     def opened(self) -> Opened:

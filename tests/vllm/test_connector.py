@@ -55,7 +55,7 @@ async def test_prefill_publishes_what_its_own_cache_held(prefill: Engine, decode
     depot.evict()
     assert depot.holds(pages(prompt).full) == [False] * 4
     run = await prefill.prefill([*prompt, 5, 6, 7])
-    assert run.finished.cached_tokens == 128
+    assert run.prefilled.cached_tokens == 128
     assert depot.holds(pages(prompt).full) == [True] * 4
     expected = await decode.reference(prompt[:130], GREEDY)  # loads the pages that were copied from the cache
     await decode.forget()
@@ -66,10 +66,10 @@ async def test_prefill_publishes_what_its_own_cache_held(prefill: Engine, decode
 async def test_prefill_loads_what_its_own_cache_lost(prefill: Engine, depot: DepotThread) -> None:
     prompt = prefill.tokens(109, "lost")
     first = await prefill.prefill(prompt)
-    assert first.finished.cached_tokens == 0
+    assert first.prefilled.cached_tokens == 0
     await prefill.forget()
     again = await prefill.prefill(prompt)
-    assert (again.ids, again.finished.cached_tokens) == (first.ids, 96)
+    assert (again.ids, again.prefilled.cached_tokens) == (first.ids, 96)
 
 
 async def test_a_page_that_became_corrupt_in_the_arena_is_not_used(
@@ -125,7 +125,7 @@ async def test_a_salt_keeps_tenants_apart(prefill: Engine, depot: DepotThread) -
     await prefill.prefill(prompt, salt="a")
     assert depot.holds(pages(prompt, "a").full) == [True, True]
     assert depot.holds(pages(prompt).full) == [False, False]
-    assert (await prefill.prefill(prompt, salt="b")).finished.cached_tokens == 0
+    assert (await prefill.prefill(prompt, salt="b")).prefilled.cached_tokens == 0
 
 
 async def test_preempted_requests_load_again(prefill: Engine, decode: Engine, depot: DepotThread) -> None:

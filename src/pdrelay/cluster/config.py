@@ -25,6 +25,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     revision: str = ""
     max_model_len: int = 8192
     dtype: str = "auto"
+    tool_parser: str = ""  # vLLM's name of the parser of the model's tool calls; empty for none
+    reasoning_parser: str = ""  # the same of its reasoning
+    chat_template: str = ""  # a file instead of the template that comes with the model
 
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,7 +90,13 @@ def load(path: Path) -> Deployment:
     return msgspec.convert(_absolute(raw, path.resolve().parent), Deployment)
 
 
-_PATH_KEYS = {("model", "path"), ("tls", "directory"), ("host", "socket"), ("instance", "profile")}
+_PATH_KEYS = {
+    ("model", "path"),
+    ("model", "chat_template"),
+    ("tls", "directory"),
+    ("host", "socket"),
+    ("instance", "profile"),
+}
 
 
 def _absolute(raw: dict[str, object], base: Path) -> dict[str, object]:

@@ -115,6 +115,13 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 ToEngine = Open | Extend | Takeover | Abort
 
 
+class Parsers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an instance's serving layer (`engine/serving.py`) takes apart, by vLLM's names; empty for nothing."""
+
+    tools: str = ""
+    reasoning: str = ""
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """The engine's first message on a connection."""
 
@@ -125,6 +132,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     max_model_len: int
     max_num_seqs: int
     contract: KVContract  # with model and revision as they enter page names
+    parsers: Parsers | None = None  # of its serving layer; None when it has none
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
@@ -157,11 +165,18 @@ class Extended(msgspec.Struct, frozen=True, tag="extended"):
     prediction: int  # the engine's own next token, never emitted
 
 
+class Prefilled(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What prefill tells of the prompt."""
+
+    cached_tokens: int = 0  # found in the engine's cache or loaded from the depot
+    logprobs: Logprobs | None = None  # a row for each prompt token but the first, if asked for
+
+
 class Tokens(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
     """Output tokens `index`, `index + 1`, ... With `last`, Finished with a reason follows in the same frame.
 
-    `logprobs` has a row for each of `ids` if the request asked for them. `prompt_logprobs` comes with token 0 of a
-    prefill session that asked for them: a row for each prompt token but the first.
+    `logprobs` has a row for each of `ids` if the request asked for them. `prefilled` comes with token 0 of a prefill
+    session.
     """
 
     sid: str
@@ -169,7 +184,7 @@ class Tokens(msgspec.Struct, frozen=True, tag="tokens", omit_defaults=True):
     ids: list[int]
     last: bool = False
     logprobs: Logprobs | None = None
-    prompt_logprobs: Logprobs | None = None
+    prefilled: Prefilled | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_defaults=True):
@@ -178,7 +193,6 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_d
     sid: str
     reason: Literal["stop", "length"] | None
     stop_reason: int | None = None  # the stop token, unless it was the model's EOS
-    cached_tokens: int = 0  # prefill: found in the engine's cache or loaded from the depot
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

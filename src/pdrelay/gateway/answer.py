@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
 from msgspec import UNSET
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from pdrelay.errors import PdrelayError
 from pdrelay.gateway.base import Trace
 from pdrelay.gateway.choice import Choice, Piece, merged
-from pdrelay.gateway.faults import fault_of
-from pdrelay.gateway.frames import DONE, Done, Extras, Frames, event
+from pdrelay.gateway.frames import DONE, Done, Extras, Frames
 from pdrelay.gateway.logprobs import Position, chat_logprobs, prompt_logprobs, text_logprobs
 from pdrelay.gateway.metrics import Meter
 from pdrelay.gateway.prepare import Wanted
 from pdrelay.gateway.responses import ChoiceLogprobs, Pdrelay, TokenMark, Traces, Usage, usage_of
 from pdrelay.gateway.text import Text
+from pdrelay.gateway.wire import Wire, while_connected
 
 log = logging.getLogger(__name__)
-
-CLIENT_GONE = 499
-JSON = [(b"content-type", b"application/json")]
-SSE = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class Answer:
@@ -45,30 +36,22 @@ class Answer:
         self._frames, self._text, self._meter = frames, text, meter
         self._open = len(choices)
         self._offsets = [0] * len(choices)  # characters of the tokens told in log probabilities
-        self._started = False
-        self._status = CLIENT_GONE
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers. The body of the request must have been read."""
-        work = asyncio.create_task(self._run(send))
-        gone = asyncio.create_task(_disconnected(receive))
+        wire = Wire(self._id, send)
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await while_connected(self._run(wire), receive)
         finally:
-            work.cancel()
-            gone.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
-            await self._close()
+            await self._close(wire.status)
 
-    async def _run(self, send: Send) -> None:
+    async def _run(self, wire: Wire) -> None:
         try:
-            await (self._send_stream(send) if self._wanted.stream else self._send_whole(send))
+            await (self._send_stream(wire) if self._wanted.stream else self._send_whole(wire))
         except Exception as error:  # the client must get an answer, whatever it was
-            await self._send_fault(send, error)
-        else:
-            self._status = 200
+            await wire.fault(error)
 
-    async def _close(self) -> None:
+    async def _close(self, status: int) -> None:
         traces: list[Trace] = []
         try:
             for choice in self._choices:
@@ -77,18 +60,22 @@ class Answer:
         except PdrelayError as error:
             log.warning("request %s: %s", self._id, error)
         finally:
-            self._meter.end(self._status, traces)
+            self._meter.end(status, traces)
 
     # ---- the two kinds ----
 
-    async def _send_stream(self, send: Send) -> None:
+    async def _send_stream(self, wire: Wire) -> None:
         async for choice, piece in merged(self._choices):
             if piece.batch is not None:
                 self._meter.batch(piece.batch, choice.index)
-            await self._send(send, self._chunk(choice, piece))
+            opening = b"" if wire.started else self._opening()
+            await wire.part(opening + self._chunk(choice, piece))
             if piece.ending is not None:
                 self._open -= 1
-                await self._send(send, await self._closing(choice, piece), more=self._open > 0)
+                await wire.part(await self._closing(choice, piece), more=self._open > 0)
+
+    def _opening(self) -> bytes:
+        return self._frames.opening(self._choices[0].prompt if self._wanted.token_ids else UNSET)
 
     def _chunk(self, choice: Choice, piece: Piece) -> bytes:
         """One chunk. Tokens that complete no text are worth a chunk only if it says more than text."""
@@ -116,7 +103,7 @@ class Answer:
             return self._frames.finish(choice.index, piece.ending, pdrelay) + DONE
         return self._frames.finish(choice.index, piece.ending) + self._frames.usage(self._usage(), pdrelay) + DONE
 
-    async def _send_whole(self, send: Send) -> None:
+    async def _send_whole(self, wire: Wire) -> None:
         pieces: list[list[Piece]] = [[] for _ in self._choices]
         async for choice, piece in merged(self._choices):
             if piece.batch is not None:
@@ -124,9 +111,7 @@ class Answer:
             pieces[choice.index].append(piece)
         pdrelay = await self._final_trace()
         done = [self._done(choice, pieces[choice.index]) for choice in self._choices]
-        body = self._frames.body(done, self._usage(), pdrelay)
-        await self._start(send, 200, [*JSON, (b"content-length", str(len(body)).encode())])
-        await send(_body(body, more=False))
+        await wire.whole(200, self._frames.body(done, self._usage(), pdrelay))
 
     def _done(self, choice: Choice, pieces: list[Piece]) -> Done:
         ending, wanted = pieces[-1].ending, self._wanted
@@ -170,34 +155,3 @@ class Answer:
             sum(choice.planned.output.tokens for choice in self._choices),
             sum(usage.prompt_tokens_details.cached_tokens for usage in leaders),
         )
-
-    async def _send(self, send: Send, frame: bytes, *, more: bool = True) -> None:
-        """Sends a part of the stream, and before the first the status line."""
-        if not self._started:
-            await self._start(send, 200, SSE)
-            frame = self._frames.opening(self._choices[0].prompt if self._wanted.token_ids else UNSET) + frame
-        if frame or not more:
-            await send(_body(frame, more=more))
-
-    async def _send_fault(self, send: Send, error: Exception) -> None:
-        fault = fault_of(error)
-        self._status = fault.status
-        if self._started:
-            await send(_body(event(fault.body) + DONE, more=False))
-            return
-        await self._start(send, fault.status, [*JSON, (b"content-length", str(len(fault.body)).encode())])
-        await send(_body(fault.body, more=False))
-
-    async def _start(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._started = True
-        request_id = (b"x-request-id", self._id.encode())
-        await send({"type": "http.response.start", "status": status, "headers": [*headers, request_id]})
-
-
-def _body(data: bytes, *, more: bool) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

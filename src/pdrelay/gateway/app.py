@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 
 from pdrelay.cluster.topology import Role
 from pdrelay.errors import RequestError
-from pdrelay.gateway.answer import CLIENT_GONE, Answer
-from pdrelay.gateway.base import Generator, InstanceState
+from pdrelay.gateway.answer import Answer
+from pdrelay.gateway.base import Generator, InstanceState, Serving
 from pdrelay.gateway.choice import Choice
 from pdrelay.gateway.faults import BAD_REQUEST, Fault, fault_of
 from pdrelay.gateway.frames import Endpoint, Frames, Head
@@ -29,7 +29,9 @@ from pdrelay.gateway.parse import parse_chat, parse_completion
 from pdrelay.gateway.prepare import Prepared, Preparer
 from pdrelay.gateway.protocol import ChatRequest, CompletionRequest
 from pdrelay.gateway.responses import ErrorDetail, ModelCard, ModelList
+from pdrelay.gateway.served import ServedAnswer
 from pdrelay.gateway.text import Text
+from pdrelay.gateway.wire import CLIENT_GONE
 
 MAX_BODY_BYTES = 32 << 20
 ID_PREFIX: dict[Endpoint, str] = {"chat": "chatcmpl", "completion": "cmpl"}
@@ -77,7 +79,11 @@ class FrontEnd:
         arrival = time.monotonic()
         request_id = f"{ID_PREFIX[endpoint]}-{uuid.uuid4().hex}"
         try:
-            parsed = parse(await _read_body(request))
+            body = await _read_body(request)
+            parsed = parse(body)
+            if isinstance(parsed, ChatRequest) and (serving := self._serving_for(parsed)):
+                served = self._preparer.serve(parsed, body, request_id, arrival)
+                return ServedAnswer(served, serving, self._generator.generate, Meter(self._metrics, endpoint, arrival))
             prepared = await self._preparer.prepare(parsed, request_id, arrival)
             choices = self._choices(prepared)
             choices[0].begin()
@@ -88,9 +94,21 @@ class FrontEnd:
             fault = fault_of(error)
             self._metrics.refused(endpoint, fault.status)
             return fault.response()
-        meter = Meter(self._metrics, endpoint, arrival, sum(len(c.prompt) for c in choices if c.leader is None))
+        meter = Meter(self._metrics, endpoint, arrival)
+        meter.prompt(sum(len(choice.prompt) for choice in choices if choice.leader is None))
         frames = Frames(endpoint, self._head(request_id), choices=len(choices), usage=prepared.wanted.usage)
         return Answer(request_id, prepared.wanted, choices, frames, self._text, meter)
+
+    def _serving_for(self, request: ChatRequest) -> Serving | None:
+        """The serving layer, if the request needs one. Raises RequestError when it does and there is none."""
+        serving = self._generator.serving()
+        if serving is None and request.needs_serving:
+            raise RequestError(
+                "Tools and reasoning are rendered by vLLM's serving layer, and no healthy instance has one.",
+                param="tools" if request.tools else "messages",
+                code="unsupported_parameter",
+            )
+        return serving if serving and (request.needs_serving or serving.parsers.reasoning) else None
 
     def _choices(self, prepared: Prepared) -> list[Choice]:
         choices: list[Choice] = []

@@ -7,14 +7,16 @@ is `gateway/coordinator.py`.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
 from pdrelay.engine.logprobs import Logprobs
-from pdrelay.engine.messages import Sampling
+from pdrelay.engine.messages import Parsers, Sampling
+from pdrelay.engine.serving import ServingConnection
 from pdrelay.policy.base import Pipeline
 
 
@@ -54,12 +56,13 @@ class TokenBatch:
     ids: list[int]
     tier: Tier
     logprobs: Logprobs | None = None  # a row for each of `ids`, if the request asked for them
+    last: bool = False  # the output ends with it
 
     def split(self) -> list[TokenBatch]:
         """The same tokens, one a batch."""
-        rows = self.logprobs
+        rows, end = self.logprobs, len(self.ids) - 1
         return [
-            TokenBatch(self.index + at, [token], self.tier, rows and rows[at : at + 1])
+            TokenBatch(self.index + at, [token], self.tier, rows and rows[at : at + 1], self.last and at == end)
             for at, token in enumerate(self.ids)
         ]
 
@@ -152,6 +155,18 @@ class InstanceState(NamedTuple):
     detail: str
 
 
+ServingConnector = Callable[[], AbstractAsyncContextManager[ServingConnection]]
+"""Opens a connection to one instance's serving layer. Entering it raises EngineUnavailableError."""
+
+
+class Serving(NamedTuple):
+    """An instance whose serving layer (`engine/serving.py`) answers requests."""
+
+    instance: str
+    parsers: Parsers
+    connect: ServingConnector
+
+
 class Generator(Protocol):
     """Runs requests through prefill, relay and main decode."""
 
@@ -163,6 +178,10 @@ class Generator(Protocol):
     @property
     def max_prompt_tokens(self) -> int:
         """Longest prompt whose pages fit into every depot."""
+        ...
+
+    def serving(self) -> Serving | None:
+        """A serving layer; None when no instance has one. Raises PlacementError when all that have one are down."""
         ...
 
     def generate(self, request: GenerationRequest) -> TokenStream:

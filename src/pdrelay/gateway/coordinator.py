@@ -14,7 +14,7 @@ from pdrelay.depot.base import DepotControl, Forgotten, LinkState, Removed, Stal
 from pdrelay.engine.base import Engine
 from pdrelay.engine.messages import Hello
 from pdrelay.errors import DepotUnavailableError, PlacementError, RequestError
-from pdrelay.gateway.base import GenerationRequest, InstanceState
+from pdrelay.gateway.base import GenerationRequest, InstanceState, Serving, ServingConnector
 from pdrelay.gateway.handoff import Handoffs
 from pdrelay.gateway.index import PageIndex
 from pdrelay.gateway.legs import Notice
@@ -31,10 +31,15 @@ class Coordinator:
     """All requests of one gateway process."""
 
     def __init__(
-        self, deployment: Deployment, engines: Mapping[str, Engine], depots: Mapping[str, DepotControl]
+        self,
+        deployment: Deployment,
+        engines: Mapping[str, Engine],
+        depots: Mapping[str, DepotControl],
+        connectors: Mapping[str, ServingConnector] | None = None,
     ) -> None:
-        """`engines` by instance name, `depots` by host name."""
+        """`engines` by instance name, `depots` by host name; `connectors` reach the instances' serving layers."""
         self._deployment, self._engines, self._depots = deployment, engines, depots
+        self._connectors = connectors or {}
         self._instances = {instance.name: instance for instance in deployment.instance}
         self._policy = policy_named(deployment.policy.name, deployment.policy.hit_threshold)
         self._policy_state = self._policy.initial()
@@ -64,6 +69,25 @@ class Coordinator:
         if not hellos:
             return self._deployment.model.max_model_len
         return min(most_prompt_tokens(self._smallest_arena, hello.contract) for hello in hellos)
+
+    def serving(self) -> Serving | None:
+        """A serving layer, beside the gateway if one is; None when no instance has one.
+
+        Raises PlacementError when all that have one are down.
+        """
+        home, able, down = self._deployment.gateway.cluster, [], []
+        for view in self._snapshot().instances:
+            hello = self._engines[view.name].status.hello
+            if hello is None or hello.parsers is None or view.name not in self._connectors:
+                continue
+            if view.healthy:
+                key = view.cluster != home, view.running + view.waiting, view.name
+                able.append((key, Serving(view.name, hello.parsers, self._connectors[view.name])))
+            else:
+                down.append(f"{view.name} ({view.cluster}) is down: {view.detail}")
+        if down and not able:
+            raise PlacementError(f"no healthy instance has a serving layer: {', '.join(down)}")
+        return min(able)[1] if able else None
 
     def generate(self, request: GenerationRequest) -> RequestRun:
         """Places one request. Raises PlacementError naming what is down."""

@@ -68,12 +68,15 @@ class Metrics:
 class Meter:
     """Measures one accepted request."""
 
-    def __init__(self, metrics: Metrics, endpoint: str, arrival: float, prompt_tokens: int) -> None:
+    def __init__(self, metrics: Metrics, endpoint: str, arrival: float) -> None:
         """`arrival` is time.monotonic() when the request came."""
         self._metrics, self._endpoint, self._arrival = metrics, endpoint, arrival
         self._last: dict[int, tuple[float, Tier]] = {}  # when and from where tokens of each choice came last
         metrics.running.inc()
-        metrics.prompt_tokens.inc(prompt_tokens)
+
+    def prompt(self, tokens: int) -> None:
+        """Takes note of a prompt."""
+        self._metrics.prompt_tokens.inc(tokens)
 
     def batch(self, batch: TokenBatch, choice: int = 0) -> None:
         """Takes note of tokens that are about to be sent."""

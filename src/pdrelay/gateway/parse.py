@@ -12,6 +12,7 @@ from pdrelay.errors import RequestError
 from pdrelay.gateway.protocol import IGNORED, NEUTRAL_ONLY, ChatRequest, CommonRequest, CompletionRequest
 
 Fields = dict[str, object]
+OURS = {"pdrelay", "cache_salt", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 Request = TypeVar("Request", bound=CommonRequest)
 
 
@@ -24,7 +25,30 @@ def parse_chat(body: bytes) -> ChatRequest:
     request = _convert(fields, ChatRequest)
     if not request.messages:
         raise RequestError("messages is empty: send at least one message.", param="messages", code="empty_array")
+    for index, message in enumerate(request.messages):
+        if message.content is None and not message.tool_calls:
+            name = f"messages[{index}].content"
+            raise RequestError(f"{name} is required.", param=name, code="missing_required_parameter")
+    if request.tool_choice not in (None, "none", "auto") and not request.tools:
+        raise RequestError("tool_choice needs tools.", param="tool_choice", code="invalid_value")
     return request
+
+
+def for_serving(body: bytes, served_model: str, request_id: str) -> bytes:
+    """The body of a chat completion that passed `parse_chat`, as vLLM's serving layer is asked.
+
+    What is ours or changes nothing stays behind, older names are put in the newer form.
+    """
+    given = _object(body)
+    fields = {
+        name: value for name, value in given.items() if name in ChatRequest.__struct_fields__ and name not in OURS
+    }
+    for name in ("json", "regex", "choice", "grammar"):
+        if (value := given.get(f"guided_{name}")) is not None:
+            fields["structured_outputs"] = {name: value}
+    if not fields.get("tools"):
+        fields = {name: value for name, value in fields.items() if name not in ("tools", "tool_choice")}
+    return msgspec.json.encode(fields | {"model": served_model, "request_id": request_id})
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -107,13 +131,13 @@ def _type_error(message: str) -> RequestError:
 
 
 def _unknown_nested(name: str) -> str:
-    if name.rpartition(".")[2] in {"tool_calls", "tool_call_id", "function_call"}:
-        return f"{name}: tools are not supported. Remove it."
+    if name.endswith(".function_call"):
+        return f"{name}: send tool_calls instead."
     return f"Unknown parameter: {name!r}. Remove it."
 
 
 _CHOICES = {
-    "role": "'system', 'developer', 'user', 'assistant' (tools are not supported)",
+    "role": "'system', 'developer', 'user', 'assistant', 'tool'",
     "type": "'text', 'json_object', 'json_schema', 'structural_tag'",
     "pipeline": "'p_md', 'p_rld_md', 'p_d'",
     "handoff_mode": "'one_shot', 'catch_up'",

@@ -8,21 +8,25 @@ from typing import NamedTuple
 import msgspec
 
 from pdrelay.engine.messages import Sampling
+from pdrelay.engine.serving import Generate
 from pdrelay.errors import RequestError
 from pdrelay.gateway.base import DebugControls, GenerationRequest, Generator
 from pdrelay.gateway.choice import Planned
 from pdrelay.gateway.detokenise import Detokeniser
 from pdrelay.gateway.output import Output
+from pdrelay.gateway.parse import for_serving
 from pdrelay.gateway.protocol import ChatRequest, CommonRequest, CompletionRequest, Extension
 from pdrelay.gateway.sampling import (
     Limits,
     check_parameters,
+    check_prompt,
     check_token_ids,
     sampling_for,
     stop_strings,
     wanted_logprobs,
     wanted_prompt_logprobs,
 )
+from pdrelay.gateway.served import Served
 from pdrelay.gateway.text import Text
 from pdrelay.policy.base import Pipeline
 
@@ -78,8 +82,38 @@ class Preparer:
 
     async def prepare(self, request: ChatRequest | CompletionRequest, request_id: str, arrival: float) -> Prepared:
         """Checks and tokenises. Raises RequestError."""
-        self.check_model(request.model)
         limits = self.limits
+        common = self._checked(request, limits, arrival)
+        if isinstance(request, ChatRequest):
+            prompts = [await self._chat_prompt(request, limits)]
+        else:
+            prompts = [await self._prompt(prompt, request, limits) for prompt in _prompts(request.prompt)]
+        _check_choices(len(prompts) * request.n)
+        choices: list[Planned] = []
+        for prompt in prompts:
+            sampling = sampling_for(request, len(prompt.ids), limits, self._text.defaults)
+            for number in range(request.n):
+                own_id = request_id if len(prompts) * request.n == 1 else f"{request_id}-{len(choices)}"
+                generation = common._replace(request_id=own_id, prompt=prompt.ids, sampling=_nth(sampling, number))
+                choices.append(self._planned(request, generation, prompt.echo))
+        return Prepared(_wanted(request), choices)
+
+    def serve(self, request: ChatRequest, body: bytes, request_id: str, arrival: float) -> Served:
+        """Checks a request that vLLM's serving layer will render. Raises RequestError."""
+        common = self._checked(request, self.limits, arrival)
+        _check_choices(request.n)
+
+        def plan(wanted: Generate, number: int) -> GenerationRequest:
+            check_prompt(len(wanted.prompt), self.limits)
+            own_id = request_id if request.n == 1 else f"{request_id}-{number}"
+            return common._replace(request_id=own_id, prompt=wanted.prompt, sampling=wanted.sampling)
+
+        own = for_serving(body, self._model, request_id.removeprefix("chatcmpl-"))
+        return Served(request_id, own, request.pdrelay.trace, plan)
+
+    def _checked(self, request: CommonRequest, limits: Limits, arrival: float) -> GenerationRequest:
+        """Checks all that does not depend on the prompt; what the requests of all choices share."""
+        self.check_model(request.model)
         check_parameters(request, limits.vocab_size)
         if len(request.cache_salt) > MAX_CACHE_SALT:
             raise RequestError(f"cache_salt must have at most {MAX_CACHE_SALT} characters.", param="cache_salt")
@@ -87,22 +121,7 @@ class Preparer:
         max_gap = request.pdrelay.max_gap_ms / 1000
         if max_gap < 0:
             raise RequestError("pdrelay.max_gap_ms must not be negative.", param="pdrelay.max_gap_ms")
-        if isinstance(request, ChatRequest):
-            prompts = [await self._chat_prompt(request, limits)]
-        else:
-            prompts = [await self._prompt(prompt, request, limits) for prompt in _prompts(request.prompt)]
-        if len(prompts) * request.n > MAX_CHOICES:
-            raise RequestError(f"At most {MAX_CHOICES} choices can be made at once.", param="n", code="invalid_value")
-        wanted = _wanted(request)
-        choices: list[Planned] = []
-        for prompt in prompts:
-            sampling = sampling_for(request, len(prompt.ids), limits, self._text.defaults)
-            for number in range(request.n):
-                own_id = request_id if len(prompts) * request.n == 1 else f"{request_id}-{len(choices)}"
-                own = _nth(sampling, number)
-                generation = GenerationRequest(own_id, arrival, prompt.ids, own, request.cache_salt, debug, max_gap)
-                choices.append(self._planned(request, generation, prompt.echo))
-        return Prepared(wanted, choices)
+        return GenerationRequest("", arrival, [], Sampling(max_tokens=1), request.cache_salt, debug, max_gap)
 
     def check_model(self, model: str | None) -> None:
         """Raises RequestError unless `model` is the one that is served."""
@@ -226,7 +245,12 @@ def _echo_of_chat(request: ChatRequest) -> str | None:
     last = request.messages[-1]
     if not request.echo or (request.add_generation_prompt and last.role != "assistant"):
         return None
-    return last.content if isinstance(last.content, str) else "\n".join(part.text for part in last.content)
+    return last.text
+
+
+def _check_choices(count: int) -> None:
+    if count > MAX_CHOICES:
+        raise RequestError(f"At most {MAX_CHOICES} choices can be made at once.", param="n", code="invalid_value")
 
 
 def _control_error(name: str, complaint: str) -> RequestError:

@@ -19,11 +19,27 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One turn of a conversation."""
+    """One turn of a conversation. Only an assistant's that calls tools may be without content."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] = []
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the older name
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        parts = [] if self.content is None else self.content
+        return parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+
+    @property
+    def needs_serving(self) -> bool:
+        """Whether it has parts that only vLLM's serving layer renders."""
+        reasons = bool(self.reasoning or self.reasoning_content)
+        return self.role == "tool" or bool(self.tool_calls) or reasons
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,6 +145,17 @@ class ChatRequest(CommonRequest, frozen=True, kw_only=True, forbid_unknown_field
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, object] = {}
+    tools: list[Json] = []
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    include_reasoning: bool = True
+
+    @property
+    def needs_serving(self) -> bool:
+        """Whether only vLLM's serving layer can render it, or take its answer apart."""
+        asks = bool(self.tools) or self.reasoning_effort is not None or not self.include_reasoning
+        return asks or any(message.needs_serving for message in self.messages)
 
 
 class CompletionRequest(CommonRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,7 +170,6 @@ class CompletionRequest(CommonRequest, frozen=True, kw_only=True, forbid_unknown
 IGNORED = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -169,13 +195,13 @@ NEUTRAL_ONLY: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "priority": (0,),
     "prompt_embeds": (),
-    "reasoning_effort": (),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "parallel_tool_calls": (True, False),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),

@@ -8,6 +8,7 @@ event, so the order in which events come does not matter.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import time
 from collections.abc import AsyncIterator, Callable
@@ -223,11 +224,13 @@ class RequestRun:
         return None
 
     def _tokens(self, leg: Leg, event: Tokens) -> TokenBatch | None:
-        if event.prompt_logprobs is not None:
-            self.prompt_logprobs = event.prompt_logprobs
+        if event.prefilled is not None:
+            self.cached_tokens = max(self.cached_tokens, event.prefilled.cached_tokens)
+            self.prompt_logprobs = event.prefilled.logprobs
         batch = self._splice.accept(event.index, event.ids, leg.tier, self._limit(leg), event.logprobs)
         if event.last and batch is not None and len(self._splice.tokens) == event.index + len(event.ids):
             self._ending = leg
+            batch = dataclasses.replace(batch, last=True)
         return batch
 
     def _limit(self, leg: Leg) -> int | None:
@@ -241,7 +244,6 @@ class RequestRun:
     def _finished(self, leg: Leg, event: Finished) -> None:
         if leg is self._prefill:
             self._prefill = None
-            self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
             if self._pages_lost and not self._main_is_ready():
                 self._publish_again()
         # A repeated prefill samples token 0 again; its reason is not the request's.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -16,7 +17,9 @@ from pdrelay.depot.base import DepotControl
 from pdrelay.depot.control_client import connect_control
 from pdrelay.engine.base import Engine
 from pdrelay.engine.client import WebSocketEngine
+from pdrelay.engine.serving import connect_serving
 from pdrelay.gateway.app import build_app
+from pdrelay.gateway.base import ServingConnector
 from pdrelay.gateway.coordinator import Coordinator
 from pdrelay.gateway.serve import server_config
 from pdrelay.gateway.text import load_text
@@ -33,7 +36,11 @@ async def coordinator(deployment: Deployment) -> AsyncIterator[Coordinator]:
     depots: dict[str, DepotControl] = {
         host.name: connect_control(_depot_address(host), tls, host.name) for host in deployment.host
     }
-    running = Coordinator(deployment, engines, depots)
+    connectors: dict[str, ServingConnector] = {
+        instance.name: partial(connect_serving, instance.name, _engine_address(instance), tls)
+        for instance in deployment.instance
+    }
+    running = Coordinator(deployment, engines, depots, connectors)
     try:
         yield running
     finally:
@@ -43,7 +50,7 @@ async def coordinator(deployment: Deployment) -> AsyncIterator[Coordinator]:
 async def serve(deployment: Deployment) -> None:
     """Runs the gateway until SIGTERM or SIGINT."""
     host, port = parse_address(deployment.gateway.listen)
-    text = load_text(Path(deployment.model.path))
+    text = load_text(Path(deployment.model.path), deployment.model.chat_template)
     async with coordinator(deployment) as running:
         app = build_app(running, text, deployment.model.name, debug=deployment.gateway.debug)
         await uvicorn.Server(server_config(app, host, port)).serve()

@@ -146,7 +146,8 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _max_tokens(request: CommonRequest, prompt_tokens: int, limits: Limits, defaults: Defaults) -> int:
+def check_prompt(prompt_tokens: int, limits: Limits) -> None:
+    """Raises RequestError for a prompt that model or depots cannot take."""
     context = limits.max_model_len
     if prompt_tokens >= context:
         raise _too_long(
@@ -158,6 +159,11 @@ def _max_tokens(request: CommonRequest, prompt_tokens: int, limits: Limits, defa
             f"Your prompt contains {prompt_tokens} input tokens, but the depots of this deployment hold the KV cache "
             f"of at most {limits.max_prompt_tokens}. Please shorten the prompt, or give the depots larger arenas."
         )
+
+
+def _max_tokens(request: CommonRequest, prompt_tokens: int, limits: Limits, defaults: Defaults) -> int:
+    check_prompt(prompt_tokens, limits)
+    context = limits.max_model_len
     room = context - prompt_tokens
     if _only_echoes(request):
         return 1  # that the prompt's log probabilities are computed

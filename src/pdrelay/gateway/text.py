@@ -89,11 +89,11 @@ class Text:
         return rendered
 
     def _turn(self, message: Message) -> dict[str, object]:
-        texts = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
+        texts = [part.text for part in message.content or []] if isinstance(message.content, list) else [message.text]
         parts = [{"type": "text", "text": text} for text in texts]
         turn: dict[str, object] = {
             "role": self._role(message.role),
-            "content": parts if self._takes_parts else "\n".join(texts),
+            "content": parts if self._takes_parts else message.text,
         }
         return turn if message.name is None else {**turn, "name": message.name}
 
@@ -121,8 +121,10 @@ def _leading_space(backend: Tokenizer) -> str | None:
     return None
 
 
-def load_text(directory: Path) -> Text:
+def load_text(directory: Path, chat_template: str = "") -> Text:
     """Loads tokenizer, chat template and defaults of the model in `directory`. Raises ConfigError.
+
+    `chat_template` is a file to take the template from instead.
 
     Takes seconds and blocks. Not for a process that also runs models with transformers (see `_without_torch`).
     """
@@ -132,6 +134,11 @@ def load_text(directory: Path) -> Text:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{directory}: no usable tokenizer: {str(error).splitlines()[0]}") from error
+    if chat_template:
+        try:
+            tokenizer.chat_template = Path(chat_template).read_text()
+        except OSError as error:
+            raise ConfigError(f"{chat_template}: cannot be read: {error.strerror}") from error
     if not tokenizer.is_fast:
         raise ConfigError(f"{directory}: found a tokenizer without tokenizer.json, expected a fast tokenizer")
     return Text(tokenizer, load_defaults(directory, tokenizer.eos_token_id), load_vocab_size(directory))

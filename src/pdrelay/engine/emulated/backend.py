@@ -20,7 +20,7 @@ from pdrelay.engine.emulated.sequence import EngineParts, Running
 from pdrelay.engine.emulated.steps import Clock, ScaledClock, StepLoop
 from pdrelay.engine.emulated.tokens import Stop, prompt_rows
 from pdrelay.engine.logprobs import Logprobs, pack
-from pdrelay.engine.messages import VERSION, Extend, Extended, Finished, Hello, Load, Open, Opened, Tokens
+from pdrelay.engine.messages import VERSION, Extend, Extended, Finished, Hello, Load, Open, Opened, Prefilled, Tokens
 from pdrelay.errors import ArenaFullError, DepotUnavailableError
 from pdrelay.perf.profile import Profile
 
@@ -93,9 +93,10 @@ class EmulatedBackend:
         await running.reserve()
         await running.compute_prompt()
         tokens, stop = _next_token(running, request.sid)
-        emit(msgspec.structs.replace(tokens, prompt_logprobs=self._prompt_logprobs(request)))
         cached = running.cached_tokens + running.loaded_tokens
-        emit(_finished(request.sid, stop, cached))
+        prefilled = Prefilled(cached_tokens=cached, logprobs=self._prompt_logprobs(request))
+        emit(msgspec.structs.replace(tokens, prefilled=prefilled))
+        emit(_finished(request.sid, stop))
 
     async def _decode(self, running: Running, request: Open, chunks: AsyncIterator[Chunk], emit: Emit) -> None:
         start = time.monotonic()
@@ -177,6 +178,6 @@ def _next_token(running: Running, sid: str) -> tuple[Tokens, Stop | None]:
     return Tokens(sid, index, [token], stop is not None, pack([row]) if row else None), stop
 
 
-def _finished(sid: str, stop: Stop | None, cached_tokens: int = 0) -> Finished:
+def _finished(sid: str, stop: Stop | None) -> Finished:
     reason, stop_reason = stop or (None, None)
-    return Finished(sid=sid, reason=reason, stop_reason=stop_reason, cached_tokens=cached_tokens)
+    return Finished(sid=sid, reason=reason, stop_reason=stop_reason)

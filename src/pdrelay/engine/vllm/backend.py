@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from pdrelay.depot.base import DepotControl
 from pdrelay.engine.base import Chunk, Emit
-from pdrelay.engine.messages import Extended, Finished, Hello, Load, Open, Opened, Takeover, Tokens
+from pdrelay.engine.messages import Extended, Finished, Hello, Load, Open, Opened, Prefilled, Takeover, Tokens
 from pdrelay.engine.vllm import session_params
 from pdrelay.engine.vllm.jobs import PUBLISH
 from pdrelay.engine.vllm.sampling import to_vllm
@@ -86,10 +86,10 @@ class VllmBackend:
         if output.report.error:
             raise EngineRejectedError(f"prefill computed, but not published: {output.report.error}", 503)
         reason = self._prefill_reason(request, output)
-        logprobs, prompt_logprobs = output.logprobs, output.prompt_logprobs
-        emit(Tokens(request.sid, 0, output.ids, reason is not None, logprobs, prompt_logprobs))
         cached = output.report.cached + output.report.loaded
-        emit(Finished(sid=request.sid, reason=reason, stop_reason=output.stop_reason, cached_tokens=cached))
+        prefilled = Prefilled(cached_tokens=cached, logprobs=output.prompt_logprobs)
+        emit(Tokens(request.sid, 0, output.ids, reason is not None, output.logprobs, prefilled))
+        emit(Finished(sid=request.sid, reason=reason, stop_reason=output.stop_reason))
 
     def _prefill_reason(self, request: Open, output: Output) -> Reason | None:
         """The natural end, if token 0 is one: that prefill samples one token only is not."""

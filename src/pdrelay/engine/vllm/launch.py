@@ -52,6 +52,10 @@ def _model(deployment: Deployment) -> list[str]:
         *(("--revision", model.revision) if model.revision else ()),
         *("--dtype", model.dtype),
         *("--max-model-len", str(model.max_model_len)),
+        *(("--enable-auto-tool-choice", "--tool-call-parser", model.tool_parser) if model.tool_parser else ()),
+        *(("--reasoning-parser", model.reasoning_parser) if model.reasoning_parser else ()),
+        *(("--chat-template", model.chat_template) if model.chat_template else ()),
+        "--enable-prompt-tokens-details",
     ]
 
 

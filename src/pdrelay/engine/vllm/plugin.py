@@ -16,10 +16,12 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from pdrelay.depot.control_client import control_over_unix
-from pdrelay.engine.messages import PATH, VERSION, Hello
+from pdrelay.engine.messages import PATH, VERSION, Hello, Parsers
 from pdrelay.engine.server import SessionServer
+from pdrelay.engine.serving import SERVING_PATH
 from pdrelay.engine.vllm import settings
 from pdrelay.engine.vllm.backend import VllmBackend
+from pdrelay.engine.vllm.serving import ServingLayer
 from pdrelay.errors import StartError
 from pdrelay.kv.contract import KVContract
 
@@ -38,23 +40,34 @@ class PdrelayEndpoints:
 
     def __init__(self) -> None:
         self._server: SessionServer | None = None
+        self._serving: ServingLayer | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Mounts the route; vLLM has no engine yet."""
+        """Mounts the routes; vLLM has no engine yet."""
         app.router.routes.append(WebSocketRoute(PATH, self._serve))
+        app.router.routes.append(WebSocketRoute(SERVING_PATH, self._serve_request))
 
     async def init_state(self, engine_client: EngineClient | None, state: State, args: Namespace) -> None:
         """The engine runs. Raises StartError when it was started without our connector."""
         if engine_client is None:
             return
-        self._server = SessionServer(await backend_of(engine_client))
+        parsers = None
+        if state.openai_serving_chat is not None:
+            self._serving = ServingLayer(engine_client, state.openai_serving_chat)
+            tools = args.tool_call_parser if args.enable_auto_tool_choice else None
+            parsers = Parsers(tools=tools or "", reasoning=args.structured_outputs_config.reasoning_parser or "")
+        self._server = SessionServer(await backend_of(engine_client, parsers))
+
+    async def _serve_request(self, websocket: WebSocket) -> None:
+        assert self._serving is not None
+        await self._serving.serve(websocket)
 
     async def _serve(self, websocket: WebSocket) -> None:
         assert self._server is not None
         await self._server.serve(websocket)
 
 
-async def backend_of(engine_client: EngineClient) -> VllmBackend:
+async def backend_of(engine_client: EngineClient, parsers: Parsers | None = None) -> VllmBackend:
     """The backend on a running vLLM engine, connected to the depot of its host. Raises StartError, ConfigError."""
     config = engine_client.vllm_config
     if config.kv_transfer_config is None:
@@ -73,6 +86,7 @@ async def backend_of(engine_client: EngineClient) -> VllmBackend:
             max_model_len=config.model_config.max_model_len,
             max_num_seqs=config.scheduler_config.max_num_seqs,
             contract=contract,
+            parsers=parsers,
         ),
         lambda: kv_usage(config),
     )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
-from vllm.exceptions import VLLMClientError
+from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from pdrelay.engine.messages import Sampling, StructuredOutput
 from pdrelay.engine.vllm import session_params
 from pdrelay.errors import EngineRejectedError
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreRequest
 
 _OURS = {"structured", "prompt_logprobs"}  # fields of Sampling that vLLM spells otherwise
 _REASONING = ("reasoning_ended", "reasoning_parser_kwargs")
@@ -58,3 +63,37 @@ def _reasoning(wanted: StructuredOutput | None) -> dict[str, object]:
     if wanted is None or (wanted.reasoning_ended is None and wanted.reasoning_parser_kwargs is None):
         return {}
     return {session_params.REASONING: [wanted.reasoning_ended, wanted.reasoning_parser_kwargs]}
+
+
+SAME = (
+    *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids"),
+    *("ignore_eos", "logprobs", "prompt_logprobs"),
+)
+"""Fields that mean the same in both forms."""
+
+UNKNOWN = ("thinking_token_budget", "repetition_detection", "logprob_token_ids", "prompt_logprob_token_ids")
+"""Fields of vLLM's that change the output and have no counterpart here."""
+
+
+def from_vllm(request: EngineCoreRequest) -> Sampling:
+    """The sampling parameters of a request that vLLM's front end has prepared. Raises VLLMValidationError."""
+    params = request.sampling_params
+    for name in UNKNOWN:
+        if getattr(params, name) is not None:
+            raise VLLMValidationError(f"{name} is not supported.", parameter=name)
+    return Sampling(
+        **{name: getattr(params, name) for name in SAME},
+        structured=_from_structured(request, params.structured_outputs),
+    )
+
+
+def _from_structured(request: EngineCoreRequest, outputs: StructuredOutputsParams | None) -> StructuredOutput | None:
+    if outputs is None or outputs.all_constraints_none():
+        return None
+    names = [name for name in StructuredOutput.__struct_fields__ if name not in _REASONING]
+    fields = {name: getattr(outputs, name) for name in names}
+    if isinstance(fields["json"], dict):
+        fields["json"] = json.dumps(fields["json"])
+    told = {name: getattr(request, name) for name in _REASONING}
+    return StructuredOutput(**fields, **told)
