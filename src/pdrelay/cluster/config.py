@@ -142,10 +142,21 @@ def _problems(deployment: Deployment) -> Iterable[Problem]:
     for index, link in enumerate(deployment.link):
         if link.connections < 1:
             yield f"link[{index}].connections", link.connections, "at least 1"
+        yield from _unused(f"link[{index}]", link)
     if not 0 <= deployment.policy.hit_threshold <= 1:
         yield "policy.hit_threshold", deployment.policy.hit_threshold, "a number from 0 to 1"
     if not 1 <= deployment.policy.relay_pace <= 4:
         yield "policy.relay_pace", deployment.policy.relay_pace, "a number from 1 (nothing is held back) to 4"
+
+
+def _unused(key: str, link: Link) -> Iterable[Problem]:
+    """What is set and has no effect with the transport."""
+    idle = ("bulk",) if link.transport == "nixl" else ("nixl_params", "nixl_env")
+    for field in idle:
+        if value := getattr(link, field):
+            yield f"{key}.{field}", value, f"nothing with transport = {link.transport!r}"
+    if link.transport == "nixl" and link.codec != "none":
+        yield f"{key}.codec", repr(link.codec), "'none' with transport = 'nixl', which writes pages as they are"
 
 
 def _duplicates(table: str, names: list[str]) -> Iterable[Problem]:

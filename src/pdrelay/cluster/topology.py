@@ -81,6 +81,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `control` and `bulk` say where hosts of `source` reach each host of `target`, by host name, when that is not its
     `listen` address; control connections carry token ids, offers and answers ahead of the bulk connections' KV.
     `codec` spends cores to save line; `fp8` and `int8` change the KV.
+    `transport = "nixl"` writes KV straight into the far arena instead, inside a datacenter (docs/fast-path.md);
+    `connections` then says how many batches are written at once.
     """
 
     source: str
@@ -91,3 +93,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     codec: CodecName = "none"
     control: dict[str, str] = {}
     bulk: dict[str, str] = {}
+    transport: Literal["tcp", "nixl"] = "tcp"
+    nixl_backend: str = "UCX"
+    nixl_params: dict[str, str] = {}  # of the backend
+    nixl_env: dict[str, str] = {}  # of the agents' processes, such as UCX_TLS

@@ -167,6 +167,7 @@ class LinkState(msgspec.Struct, frozen=True, tag="link"):
     to: str
     up: bool
     detail: str = ""
+    path: str = ""  # what payload takes while it is up, such as `tcp` or `nixl UCX rc_mlx5/mlx5_0:1`
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored"):

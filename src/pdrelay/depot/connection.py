@@ -83,6 +83,11 @@ class FrameProtocol(asyncio.Protocol):
             sent = socket.send_fds(sock, [frame], [fd])
         assert sent == len(frame)
 
+    def finish(self) -> None:
+        """Closes the connection once what was written is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
     def close(self) -> None:
         """Closes the connection at once."""
         if self._transport is not None:

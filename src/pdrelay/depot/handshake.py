@@ -8,17 +8,21 @@ from pdrelay.depot.hub import Hub
 from pdrelay.errors import ContractError, ProtocolError
 
 
-def hello_of(hub: Hub, codec: CodecName) -> link.LinkHello:
-    """What a depot says of itself, and of the codec that the link is configured with."""
-    return link.LinkHello(depot=hub.name, key_check=hub.key_check, contracts=hub.own_contracts, codec=codec)
+def hello_of(hub: Hub, codec: CodecName, transport: link.Transport) -> link.LinkHello:
+    """What a depot says of itself, and of how the link is configured."""
+    return link.LinkHello(
+        depot=hub.name, key_check=hub.key_check, contracts=hub.own_contracts, codec=codec, transport=transport
+    )
 
 
-def check_hello(hub: Hub, hello: link.LinkHello, codec: CodecName) -> None:
+def check_hello(hub: Hub, hello: link.LinkHello, codec: CodecName, transport: link.Transport) -> None:
     """Raises ProtocolError when the other depot speaks another version or belongs to another fleet, ContractError
-    when it is configured with another codec."""
+    when it has the link configured otherwise."""
     if hello.version != link.VERSION:
         raise ProtocolError(f"link protocol version {link.VERSION} here, {hello.version} there")
     if hello.key_check != hub.key_check:
         raise ProtocolError(f"the fleet key of depot {hello.depot} differs from that of {hub.name}")
     if hello.codec != codec:
         raise ContractError("link.codec", codec, hello.codec)
+    if hello.transport != transport:
+        raise ContractError("link.transport", transport, hello.transport)

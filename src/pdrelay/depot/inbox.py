@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ class Slot:
 
     page: Page
     sender: str = ""  # the depot that is to send it; epochs of others mean nothing here
+    grant: int = 0  # that the sender writes the page under itself; 0 when connections bring it
     epoch: int = 0  # the sender's production that the claimed parts belong to
     claimed: int = 0  # bitmap of parts that are here or that a thread is writing
     users: int = 0  # runs that were claimed and have not been reported yet
@@ -46,6 +47,14 @@ class Landed(NamedTuple):
     fidelity: Fidelity = ""  # of those
 
 
+class Claimed(NamedTuple):
+    """What a thread may write of a run."""
+
+    slot: Slot
+    fresh: int  # bitmap of the parts to write
+    refused: int  # ... and of those to ask for again
+
+
 class Inbox:
     """Slots by page name."""
 
@@ -62,6 +71,11 @@ class Inbox:
         with self._lock:
             self._slots[page.name] = slot
         return slot
+
+    def grant(self, slot: Slot, number: int) -> None:
+        """The sender writes the page itself from now on, under this grant."""
+        with self._lock:
+            slot.grant = number
 
     def close(self, slot: Slot) -> bool:
         """Lets nothing more in; whether no thread writes to the page any more."""
@@ -85,15 +99,31 @@ class Inbox:
         """Reads the payload of `run`, verifies it and appends what became of it. Raises OSError, ProtocolError."""
         decoder = self._codecs.decoder(sender)
         decoder.require_own(run)
-        slot, fresh, refused = self._claim(sender, run)
-        if slot is None:
+        claimed = self._claim(sender, run)
+        if claimed is None:
             decoder.discard(run, read_into)
             return
+        self._take_in(claimed, run, lambda: self._fill(claimed, run, read_into, decoder), decoder.fidelity, landed)
+
+    def check(self, sender: str, run: link.Run, landed: list[Landed]) -> None:
+        """The same for a run whose parts the sender has written into the page itself. Raises ProtocolError."""
+        decoder = self._codecs.decoder(sender)
+        decoder.require_own(run)
+        claimed = self._claim(sender, run)
+        if claimed is not None:
+            page = self._view(claimed.slot, run)
+            shape = claimed.slot.page.layout.shape
+            self._take_in(claimed, run, lambda: decoder.read(run, page, _stay, shape), decoder.fidelity, landed)
+
+    def _take_in(
+        self, claimed: Claimed, run: link.Run, fill: Callable[[], int | None], lossy: Fidelity, landed: list[Landed]
+    ) -> None:
+        slot, fresh, refused = claimed
         checksums = unpack_checksums(run.checksums)
         good = corrupt = inexact = 0
         broken = True
         try:
-            changed = self._fill(slot, run, fresh, read_into, decoder)
+            changed = fill()
             broken = False
             corrupt = fresh if changed is None else self._verify(slot, run, fresh & ~changed, checksums)
             good = fresh & ~corrupt
@@ -101,16 +131,16 @@ class Inbox:
             self._renew(slot, run, good & (changed or 0), checksums)
         finally:
             again = refused | (fresh if broken else 0)
-            fidelity: Fidelity = run.fidelity or decoder.fidelity
+            fidelity: Fidelity = run.fidelity or lossy
             landed.append(Landed(slot, run.epoch, run.first, checksums, good, corrupt, again, inexact, fidelity))
 
-    def _fill(self, slot: Slot, run: link.Run, fresh: int, read_into: ReadInto, decoder: RunDecoder) -> int | None:
+    def _fill(self, claimed: Claimed, run: link.Run, read_into: ReadInto, decoder: RunDecoder) -> int | None:
         """Reads the whole run, and writes those of its parts to the page that are `fresh`.
 
         Returns the bitmap of the parts that a lossy codec changed; None when the run could not be decoded.
         """
-        start, shape = slot.page.offset + run.first * run.part_bytes, slot.page.layout.shape
-        page = self._arena[start : start + run.payload]
+        slot, fresh, _ = claimed
+        page, shape = self._view(slot, run), slot.page.layout.shape
         if fresh == run.bits:
             changed = decoder.read(run, page, read_into, shape)
         else:
@@ -121,18 +151,22 @@ class Inbox:
                 page[at : at + size] = aside[at : at + size]
         return None if changed is None else changed << run.first
 
-    def _claim(self, sender: str, run: link.Run) -> tuple[Slot | None, int, int]:
-        """The slot, the parts that the caller shall write, and those that it must ask for again."""
+    def _view(self, slot: Slot, run: link.Run) -> memoryview:
+        start = slot.page.offset + run.first * run.part_bytes
+        return self._arena[start : start + run.payload]
+
+    def _claim(self, sender: str, run: link.Run) -> Claimed | None:
+        """What the caller shall write; None for a run that nobody needs."""
         bits = run.bits
         with self._lock:
             slot = self._slots.get(run.name)
-            if slot is None or slot.sender != sender:  # late parts of a transfer that has ended
-                return None, 0, 0
+            if slot is None or (slot.sender, slot.grant) != (sender, run.grant):  # late, of a transfer that has ended
+                return None
             layout = slot.page.layout
             if run.part_bytes != layout.part_bytes or run.first + run.parts > layout.parts:
                 raise ProtocolError(f"parts of {run.part_bytes} bytes up to {run.first + run.parts} for {layout}")
             if run.epoch < slot.epoch:
-                return None, 0, 0
+                return None
             refused = 0
             if run.epoch > slot.epoch:
                 if slot.users:  # another thread still writes the former production: INV-DEPOT-6
@@ -142,7 +176,7 @@ class Inbox:
             fresh = bits & ~slot.claimed
             slot.claimed |= fresh
             slot.users += 1
-            return slot, fresh, refused
+            return Claimed(slot, fresh, refused)
 
     def _verify(self, slot: Slot, run: link.Run, fresh: int, checksums: array[int]) -> int:
         """Those of the `fresh` parts whose bytes are not what their checksum says."""
@@ -158,6 +192,10 @@ class Inbox:
     def _checksum(self, slot: Slot, run: link.Run, part: int) -> int:
         start = slot.page.offset + part * run.part_bytes
         return checksum(self._arena[start : start + run.part_bytes])
+
+
+def _stay(view: memoryview) -> None:
+    """Reads what is in place already."""
 
 
 def runs_of_bits(bits: int) -> Iterator[tuple[int, int]]:

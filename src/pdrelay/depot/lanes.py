@@ -6,9 +6,13 @@ the depot's event loop: lanes that use threads post to it.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from pdrelay.depot.link_messages import Endpoint, Transport
 from pdrelay.depot.outbox import FlyingBatch
+
+FarEndpoint = Callable[[], Awaitable[Endpoint]]
 
 
 class LaneOwner(Protocol):
@@ -26,6 +30,10 @@ class LaneOwner(Protocol):
         """The batch was not acknowledged and never will be: send it again. Comes after `batch_written`."""
         ...
 
+    def lanes_broken(self, detail: str) -> None:
+        """Nothing gets through any more: the conversation must end."""
+        ...
+
 
 class Lanes(Protocol):
     """Carries batches from this depot's arena into a peer's, in any order among each other. Never blocks.
@@ -35,8 +43,20 @@ class Lanes(Protocol):
     """
 
     @property
+    def transport(self) -> Transport:
+        """What both sides must have configured."""
+        ...
+
+    @property
     def path(self) -> str:
         """What the payload takes, for logs and metrics, such as `tcp`."""
+        ...
+
+    async def prepare(self, far: FarEndpoint) -> None:
+        """Makes ready what must be there before the link is up. `far` waits for the peer to tell where to write.
+
+        Raises DepotError, and what `far` raises.
+        """
         ...
 
     def open(self) -> None:
@@ -57,6 +77,10 @@ class Lanes(Protocol):
 
     def acked(self, number: int) -> FlyingBatch | None:
         """The peer has read batch `number`: forgets and returns it; None for one that is not under way."""
+        ...
+
+    def revoke(self, grants: Sequence[int]) -> None:
+        """Nothing will be put under these grants any more: tells the peer once nothing of them is under way."""
         ...
 
     async def aclose(self) -> None:

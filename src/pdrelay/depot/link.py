@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 MIN_BATCH, MAX_BATCH = 64 << 10, 4 << 20
 BATCH_SECONDS = 0.02
 """A batch occupies its share of the line for about so long: what comes up meanwhile waits no longer."""
+ENDPOINT_SECONDS = 60.0
+"""For the far depot's NIXL agent: a large arena takes its time to be registered."""
 QUEUE_SECONDS = 0.2
 """Unacknowledged data beyond a round trip. More would sit in buffers on the way, ahead of smaller transfers."""
 
@@ -56,6 +58,8 @@ class DepotLink:
         self._batch_bytes = int(min(max(route.rate * BATCH_SECONDS / route.connections, MIN_BATCH), MAX_BATCH))
         self._window = max(int(route.rate * (route.rtt + QUEUE_SECONDS)), route.connections * self._batch_bytes)
         self._unacked_bytes = 0
+        self._abort: Callable[[], None] | None = None  # ends the control connection
+        self._trouble = ""  # why we ended it
         hub.senders.peers[route.depot] = self
         self._task = asyncio.create_task(self._run())
 
@@ -80,6 +84,8 @@ class DepotLink:
 
     def wake(self) -> None:
         """See Peer."""
+        if self._writer is not None:
+            self._lanes.revoke(self._hub.senders.outbox.spent.pop(self._route.depot, ()))
         while self._has_room():
             batch = self._hub.senders.next_batch(self._route.depot, self._batch_bytes, self._hub.clock())
             if batch is None:
@@ -105,6 +111,7 @@ class DepotLink:
         while True:
             detail = "closed"
             was_up = False
+            self._trouble = ""
             try:
                 await self._converse()
             except (OSError, PdrelayError, TimeoutError, asyncio.IncompleteReadError) as error:
@@ -113,14 +120,17 @@ class DepotLink:
                 logger.exception("link to depot %s failed", self._route.depot)
                 detail = "internal error, see the depot's log"
             finally:
-                was_up = self._down(detail)
+                self._abort = None
+                was_up = self._down(self._trouble or detail)
             backoff = MIN_BACKOFF if was_up else min(backoff * 2, MAX_BACKOFF)
             await asyncio.sleep(backoff)
 
     async def _converse(self) -> None:
         reader, writer = await dial_control(self._route.control, self._tls, self._route.depot)
+        self._abort = writer.transport.abort
         try:
             await self._shake_hands(reader, writer)
+            await self._lanes.prepare(lambda: self._endpoint(reader))
             self._open(writer)
             alive = KeepAlive(writer, lambda: wire.frame(messages.Ping()))
             await alive.run(self._listen(reader, alive))
@@ -135,16 +145,28 @@ class DepotLink:
 
     async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hub = self._hub
-        writer.write(wire.frame(hello_of(hub, self._encoder.name)))
+        writer.write(wire.frame(hello_of(hub, self._encoder.name, self._lanes.transport)))
         async with asyncio.timeout(CONNECT_SECONDS):
             answer = messages.decode(await read_frame(reader))
         if isinstance(answer, wire.Failure):
             raise wire.rebuild(answer)
         if not isinstance(answer, messages.LinkHello):
             raise ProtocolError(f"expected a hello, got {type(answer).__name__}")
-        check_hello(hub, answer, self._encoder.name)
+        check_hello(hub, answer, self._encoder.name, self._lanes.transport)
         self._encoder.require_fit(answer.contracts)
         hub.peer_contracts(self._holder, answer.contracts)
+
+    async def _endpoint(self, reader: asyncio.StreamReader) -> messages.Endpoint:
+        """Where the far depot lets us write. Raises TimeoutError too."""
+        async with asyncio.timeout(ENDPOINT_SECONDS):
+            while True:
+                message = messages.decode(await read_frame(reader))
+                if isinstance(message, messages.Endpoint):
+                    return message
+                if isinstance(message, messages.Contracts):
+                    self._hub.peer_contracts(self._holder, message.contracts)
+                if isinstance(message, wire.Failure):
+                    raise wire.rebuild(message)
 
     def _open(self, writer: asyncio.StreamWriter) -> None:
         hub, route = self._hub, self._route
@@ -153,7 +175,8 @@ class DepotLink:
         hub.on_contracts[id(self)]()  # an engine may have come since our hello
         self._lanes.open()
         hub.senders.link_up(route.depot)
-        hub.link_state(LinkState(route.depot, True))
+        hub.link_state(LinkState(route.depot, True, path=self._lanes.path))
+        logger.info("link to depot %s: payload by %s", route.depot, self._lanes.path)
         hub.settle()
 
     def _down(self, detail: str) -> bool:
@@ -184,6 +207,8 @@ class DepotLink:
             raise wire.rebuild(message)
         else:
             self._hub.senders.on_message(self._route.depot, message)
+            if isinstance(message, messages.Revoke):
+                self._lanes.revoke([grant for _, grant in message.grants])
         self._hub.settle()
 
     # Bulk
@@ -199,6 +224,12 @@ class DepotLink:
         """See LaneOwner."""
         self._hub.settle()
         self.wake()
+
+    def lanes_broken(self, detail: str) -> None:
+        """See LaneOwner."""
+        self._trouble = detail
+        if self._abort is not None:
+            self._abort()
 
     def batch_written(self, batch: FlyingBatch) -> None:
         """See LaneOwner."""

@@ -6,6 +6,8 @@ connection carries, after its `BulkHello`, batches: a `Batch` frame and then the
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from pdrelay.depot import wire
@@ -14,6 +16,9 @@ from pdrelay.errors import ProtocolError
 from pdrelay.kv.contract import KVContract
 
 VERSION = 1
+
+Transport = Literal["tcp", "nixl"]
+"""What carries payload: bulk connections, or writes of a NIXL agent straight into the receiver's arena."""
 
 
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="link", array_like=True):
@@ -24,6 +29,15 @@ class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="link", array_lik
     key_check: bytes  # proves the fleet key without telling it
     contracts: list[KVContract]  # of the engines on this host
     codec: str = "none"  # wire codec of the link; both sides must be configured with the same
+    transport: Transport = "tcp"  # that this side's configuration has for the link
+
+
+class Endpoint(msgspec.Struct, frozen=True, tag="endpoint", array_like=True):
+    """Where the sender may write by NIXL, once the receiver's agent is ready. Addresses are of the agent's process."""
+
+    metadata: bytes  # NIXL's own
+    base: int  # of the arena
+    warm: int  # of some bytes that a first write may go to
 
 
 class Contracts(msgspec.Struct, frozen=True, tag="contracts", array_like=True):
@@ -70,11 +84,16 @@ class Answered(msgspec.Struct, frozen=True, tag="answered", array_like=True):
 
 
 class Want(msgspec.Struct, frozen=True, tag="want", array_like=True):
-    """The receiver has room for this page and lacks the parts in bitmap `parts` of production `epoch` (0: any)."""
+    """The receiver has room for this page and lacks the parts in bitmap `parts` of production `epoch` (0: any).
+
+    By NIXL the sender may write these parts of one production, the first that it sends, at `offset` in the far arena.
+    """
 
     name: bytes
     epoch: int
     parts: bytes  # little-endian bitmap; empty means all parts
+    grant: int = 0  # number of that leave; 0 without NIXL
+    offset: int = 0
 
 
 class Wants(msgspec.Struct, frozen=True, tag="wants", array_like=True):
@@ -90,6 +109,12 @@ class Suspect(msgspec.Struct, frozen=True, tag="suspect", array_like=True):
     xfer: str
     name: bytes
     epoch: int
+
+
+class Revoke(msgspec.Struct, frozen=True, tag="revoke", array_like=True):
+    """The sender shall write under these grants no more, and say `Closed` once nothing of them is under way."""
+
+    grants: list[tuple[bytes, int]]  # name of the page, number of the grant
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack", array_like=True):
@@ -110,6 +135,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
 
 LinkMessage = (
     LinkHello
+    | Endpoint
     | Contracts
     | Live
     | Offer
@@ -118,6 +144,7 @@ LinkMessage = (
     | Answered
     | Wants
     | Suspect
+    | Revoke
     | Ack
     | Arrived
     | Ping
@@ -150,6 +177,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
     checksums: bytes  # of the sender's parts; uint64, little-endian, one a part
     fidelity: Fidelity = ""  # of the sender's copy
     encoding: Encoding | None = None
+    grant: int = 0  # that it was written under by NIXL
 
     @property
     def parts(self) -> int:
@@ -173,10 +201,19 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch(msgspec.Struct, frozen=True, tag="batch", array_like=True):
-    """A header; the payload of its runs follows outside the frame."""
+    """A header; the payload of its runs follows outside the frame. By NIXL it is a note, and the payload is there."""
 
     batch: int
     runs: list[Run]
+
+
+class Closed(msgspec.Struct, frozen=True, tag="closed", array_like=True):
+    """A note by NIXL: nothing is written under these grants any more."""
+
+    grants: list[int]
+
+
+Note = Batch | Closed
 
 
 ClientHello = wire.Hello | LinkHello
@@ -185,6 +222,7 @@ _first = msgspec.msgpack.Decoder(ClientHello)
 _messages = msgspec.msgpack.Decoder(LinkMessage)
 _bulk_hello = msgspec.msgpack.Decoder(BulkHello)
 _batch = msgspec.msgpack.Decoder(Batch)
+_note = msgspec.msgpack.Decoder(Note)
 
 
 def decode_first(body: bytes | memoryview) -> ClientHello:
@@ -204,7 +242,16 @@ def decode_bulk_hello(body: bytes | memoryview) -> BulkHello:
 
 def decode_batch(body: bytes | memoryview) -> Batch:
     """A batch's header. Raises ProtocolError."""
-    batch = wire.decoded(_batch, body)
+    return _checked(wire.decoded(_batch, body))
+
+
+def decode_note(note: bytes) -> Note:
+    """A note that came by NIXL. Raises ProtocolError."""
+    decoded = wire.decoded(_note, note)
+    return _checked(decoded) if isinstance(decoded, Batch) else decoded
+
+
+def _checked(batch: Batch) -> Batch:
     for run in batch.runs:
         if len(run.checksums) % 8 or run.part_bytes <= 0 or run.first < 0 or run.payload > wire.MAX_FRAME:
             raise ProtocolError(f"a run of {run.parts} parts of {run.part_bytes} bytes from part {run.first}")

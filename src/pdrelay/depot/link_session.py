@@ -2,34 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
 from pdrelay.depot import link_messages as link
 from pdrelay.depot import wire
 from pdrelay.depot.bulk_receiver import BulkReceiver
 from pdrelay.depot.handshake import check_hello, hello_of
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.inbox import Landed
+from pdrelay.depot.nixl.base import MakeAgent
+from pdrelay.depot.nixl.landing import Landing
 from pdrelay.depot.sessions import Write
+from pdrelay.errors import DepotError
+
+BreakOff = Callable[[], None]
+
+
+@dataclass(slots=True)
+class Peers:
+    """What a listener knows of the depots that send to it."""
+
+    agents: Mapping[str, MakeAgent]  # of those that write by NIXL
+    sessions: dict[str, LinkSession] = field(default_factory=dict)  # present ones
+    landings: dict[str, Landing] = field(default_factory=dict)  # last ones, of former sessions too
 
 
 class LinkSession:
     """The receiving end of a link: its control messages, and what its bulk connections bring."""
 
-    def __init__(self, hub: Hub, hello: link.LinkHello, write: Write, sessions: dict[str, LinkSession]) -> None:
-        """Raises ContractError, ProtocolError. `sessions` holds the present session of each depot."""
+    def __init__(self, hub: Hub, hello: link.LinkHello, write: Write, peers: Peers, break_off: BreakOff) -> None:
+        """Raises ContractError, ProtocolError. `break_off` closes the connection."""
+        make_agent = peers.agents.get(hello.depot)
+        transport: link.Transport = "tcp" if make_agent is None else "nixl"
         self._decoder = hub.codecs.decoder(hello.depot)
-        check_hello(hub, hello, self._decoder.name)
+        check_hello(hub, hello, self._decoder.name, transport)
         self._decoder.require_fit(hello.contracts)
-        self._hub, self._peer, self._write, self._sessions = hub, hello.depot, write, sessions
+        self._hub, self._peer, self._write, self._sessions = hub, hello.depot, write, peers.sessions
+        self._close_connection = break_off
         self._holder = f"peer:{hello.depot}"
         self._bulk: set[BulkReceiver] = set()
         self._acks: list[int] = []  # batches that were read and are not acknowledged yet
+        sessions = peers.sessions
         if (former := sessions.get(self._peer)) is not None:
             former.close()
         hub.peer_contracts(self._holder, hello.contracts)
         sessions[self._peer] = self
-        self.send(hello_of(hub, self._decoder.name))
+        self.send(hello_of(hub, self._decoder.name, transport))
         hub.on_contracts[id(self)] = lambda: self.send(link.Contracts(hub.own_contracts))
-        hub.receivers.peer_up(self._peer, self.send)
+        self._landing: Landing | None = None
+        if make_agent is None:
+            hub.receivers.peer_up(self._peer, self.send)
+        else:
+            former_landing = peers.landings.get(self._peer)
+            self._landing = peers.landings[self._peer] = Landing(
+                hub, self._peer, make_agent, former_landing,
+                self._on_endpoint, self.on_batch, self._settle, self._break_off,
+            )  # fmt: skip
+
+    def _on_endpoint(self, endpoint: link.Endpoint) -> None:
+        """The peer may write: only now there is something to offer it."""
+        self._hub.receivers.peer_up(self._peer, self.send)
+        self.send(endpoint)
+
+    def _settle(self) -> None:
+        self.send_acks()
+        self._hub.settle()
+
+    def _break_off(self, detail: str) -> None:
+        self._write(wire.failure(0, DepotError(detail)))
+        self._close_connection()
+
+    @property
+    def direct(self) -> bool:
+        """Whether the peer writes by NIXL."""
+        return self._landing is not None
 
     def send(self, message: link.LinkMessage) -> None:
         """Sends a control message, after the acknowledgements that are due."""
@@ -63,6 +110,8 @@ class LinkSession:
         del self._sessions[self._peer]
         for receiver in self._bulk:
             receiver.stop()
+        if self._landing is not None:
+            self._landing.close()
         self._hub.on_contracts.pop(id(self), None)
         self._hub.contracts.leave(self._holder)
         self._hub.receivers.peer_down(self._peer, self._hub.clock())

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Mapping
 
 from pdrelay.cluster.units import parse_address
 from pdrelay.depot import link_messages as link
@@ -16,8 +17,9 @@ from pdrelay.depot.channel import TlsReader
 from pdrelay.depot.connection import FrameProtocol, Handler
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.inbox import Landed
-from pdrelay.depot.link_session import LinkSession
+from pdrelay.depot.link_session import LinkSession, Peers
 from pdrelay.depot.mailbox import Mailbox
+from pdrelay.depot.nixl.base import MakeAgent
 from pdrelay.depot.sessions import open_session
 from pdrelay.depot.sockets import BULK, CONNECT_SECONDS, CONTROL, require_name, tune
 from pdrelay.errors import ProtocolError, StartError
@@ -30,13 +32,16 @@ ACCEPT_PAUSE = 0.1  # seconds after a failure
 class TlsListener:
     """Accepts connections and hands each to the event loop or to a thread, as its first byte says."""
 
-    def __init__(self, hub: Hub, address: str, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self, hub: Hub, address: str, tls: ssl.SSLContext, agents: Mapping[str, MakeAgent] | None = None
+    ) -> None:
+        """`agents` has those depots that write by NIXL. Raises StartError."""
         self._hub, self._tls = hub, tls
         # Clients of bulk connections never read: a session ticket would break the connection at its end.
         tls.num_tickets = 0
         self._loop = asyncio.get_running_loop()
         self._connections: set[FrameProtocol] = set()
-        self._sessions: dict[str, LinkSession] = {}
+        self._peers = Peers(agents or {})
         self._receivers: dict[BulkReceiver, LinkSession] = {}
         post = Mailbox(self._settle).post
         self._callbacks = Callbacks(post, self._on_batch, self._on_end)
@@ -62,6 +67,8 @@ class TlsListener:
         for receiver in list(self._receivers):
             receiver.stop()
             await asyncio.to_thread(receiver.thread.join, CONNECT_SECONDS)
+        for landing in self._peers.landings.values():
+            await landing.aclose()
 
     async def _accept(self) -> None:
         while True:
@@ -100,7 +107,7 @@ class TlsListener:
         hello = link.decode_first(body)
         if isinstance(hello, link.LinkHello):
             require_name(hello.depot, connection.certificate)
-            return LinkSession(self._hub, hello, connection.write, self._sessions)
+            return LinkSession(self._hub, hello, connection.write, self._peers, connection.finish)
         session = open_session(self._hub, hello, arena_fd=None)
         connection.write(wire.frame(wire.Welcome(self._hub.name, self._hub.fleet_key, self._hub.epoch)))
         return session
@@ -115,9 +122,9 @@ class TlsListener:
         require_name(hello.depot, handshake.tls.getpeercert())
         if hello.version != link.VERSION:
             raise ProtocolError(f"link protocol version {link.VERSION} here, {hello.version} there")
-        session = self._sessions.get(hello.depot)
-        if session is None:
-            raise ProtocolError(f"depot {hello.depot} has no control connection")
+        session = self._peers.sessions.get(hello.depot)
+        if session is None or session.direct:
+            raise ProtocolError(f"depot {hello.depot} has no control connection for bulk connections")
         sock.setblocking(True)
         reader = TlsReader(sock, handshake.tls, handshake.incoming)
         receiver = BulkReceiver(reader, hello.depot, self._hub.inbox, self._callbacks)
@@ -131,7 +138,7 @@ class TlsListener:
         self._receivers.pop(receiver).drop(receiver)
 
     def _settle(self) -> None:
-        for session in list(self._sessions.values()):
+        for session in list(self._peers.sessions.values()):
             session.send_acks()
         self._hub.settle()
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import Transfer, TransferStats
 from pdrelay.depot.checksums import pack_checksums
+from pdrelay.depot.grants import NOWHERE, Place
 from pdrelay.depot.index import Index, Page
 
 MAX_RUN = 256 << 10
@@ -22,6 +23,7 @@ class Wanted:
     epoch: int
     missing: int  # bitmap of parts that are not known to have arrived
     flying: int = 0  # ... and of those that are under way
+    place: Place = NOWHERE  # where to write it ourselves
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +98,7 @@ class Outbox:
         self._index = index
         self.sent_bytes = 0
         self.sent_wire_bytes = 0
+        self.spent: dict[str, list[int]] = {}  # by depot: grants that are of no use for what we have now
         self._batches = 0
 
     def line_up(self, sending: Sending, page: Page) -> None:
@@ -104,11 +107,22 @@ class Outbox:
         if wanted is None:
             return
         if wanted.epoch != page.epoch:  # another production than the one that was partly sent
+            if wanted.epoch and wanted.place.grant:  # INV-NIXL-3: its parts must not land among the others
+                if wanted.missing:
+                    self._give_back(sending, page.name, wanted.place.grant)
+                return
             wanted.epoch, wanted.missing, wanted.flying = page.epoch, -1, 0
         if wanted.missing < 0:
             wanted.missing &= (1 << page.layout.parts) - 1
         if not page.dropped and wanted.missing & ~wanted.flying & page.have:
             sending.ready[page.name] = None
+
+    def _give_back(self, sending: Sending, name: bytes, grant: int) -> None:
+        """The page is wanted no more, until the receiver gives other room for it."""
+        del sending.wanted[name]
+        sending.ready.pop(name, None)
+        assert sending.transfer.to is not None
+        self.spent.setdefault(sending.transfer.to, []).append(grant)
 
     def next_batch(self, sendings: Sequence[Sending], max_bytes: int) -> FlyingBatch | None:
         """About `max_bytes` of what is ready, the first of `sendings` first; None when there is nothing.
@@ -180,6 +194,7 @@ class Outbox:
 
 
 def _described(run: FlyingRun) -> link.Run:
-    page = run.page
+    page, grant = run.page, run.wanted.place.grant
     checksums = pack_checksums(page.checksums[run.first : run.first + run.parts])
-    return link.Run(page.name, run.epoch, run.first, page.layout.part_bytes, checksums, page.fidelity)
+    size, fidelity = page.layout.part_bytes, page.fidelity
+    return link.Run(page.name, run.epoch, run.first, size, checksums, fidelity, grant=grant)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from pdrelay.cluster.config import Deployment
@@ -19,18 +20,20 @@ from pdrelay.depot.hub import Hub
 from pdrelay.depot.link import DepotLink, Route
 from pdrelay.depot.listener import TlsListener
 from pdrelay.depot.metrics import render, serve_metrics
+from pdrelay.depot.nixl.lanes import NixlLanes
+from pdrelay.depot.nixl.setup import maker, require_nixl, writers
 from pdrelay.depot.payload import LinkCodecs, RunDecoder, RunEncoder
 from pdrelay.depot.server import DepotServer
 from pdrelay.errors import ConfigError, StartError
 
 
-def routes(deployment: Deployment, host: Host) -> Iterator[Route]:
-    """How `host` reaches every depot that a link of its cluster leads to."""
+def routes(deployment: Deployment, host: Host) -> Iterator[tuple[Link, Host]]:
+    """Every host that a link of the cluster of `host` leads to, with that link."""
     for link in deployment.link:
         if link.source == host.cluster:
             for target in deployment.host:
                 if target.cluster == link.target and target.name != host.name:
-                    yield _route(link, target)
+                    yield link, target
 
 
 def link_codecs(deployment: Deployment, host: Host) -> LinkCodecs:
@@ -83,15 +86,21 @@ async def running(deployment: Deployment, name: str) -> AsyncIterator[Hub]:
         arena = _arena(host)
         epoch_base = time.time_ns() >> 10
         hub = Hub(name, arena.view, key, time.monotonic, epoch_base, link_codecs(deployment, host))
+        await require_nixl(deployment, host, arena.fd)
         unix = DepotServer(hub, arena)
         stack.push_async_callback(unix.aclose)
         await unix.start(host.socket)
-        stack.push_async_callback(TlsListener(hub, host.listen, server).aclose)
+        agents = {depot: maker(link, name, arena.fd) for depot, link in writers(deployment, host)}
+        stack.push_async_callback(TlsListener(hub, host.listen, server, agents).aclose)
         if host.metrics:
             metrics = await serve_metrics(host.metrics, lambda: render(hub))
             stack.callback(metrics.close)
-        for route in routes(deployment, host):
-            stack.push_async_callback(DepotLink(hub, route, client).aclose)
+        for link, target in routes(deployment, host):
+            make_lanes = None
+            if link.transport == "nixl":
+                agents_out, encoder = maker(link, name, arena.fd), hub.codecs.encoder(target.name)
+                make_lanes = partial(NixlLanes, agents_out, link.connections, hub.arena, encoder)
+            stack.push_async_callback(DepotLink(hub, _route(link, target), client, make_lanes).aclose)
         yield hub
 
 

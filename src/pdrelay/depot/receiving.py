@@ -15,6 +15,7 @@ from pdrelay.depot import link_messages as link
 from pdrelay.depot.arena import aligned
 from pdrelay.depot.base import PageKind
 from pdrelay.depot.contracts import Contracts
+from pdrelay.depot.grants import NOWHERE, Grants, Place
 from pdrelay.depot.inbox import Inbox, Landed, Slot, runs_of_bits
 from pdrelay.depot.index import Changes, Index, Page
 from pdrelay.depot.waiters import HeldPages
@@ -40,6 +41,7 @@ class Fetch:
     receiving: Receiving
     page: Page
     slot: Slot
+    place: Place = NOWHERE
     epoch: int = 0  # the sender's
     failures: int = 0  # runs with corrupt parts
 
@@ -73,6 +75,7 @@ class Receivers:
 
     def __init__(self, index: Index, contracts: Contracts, held: HeldPages, inbox: Inbox) -> None:
         self._index, self._contracts, self._held, self._inbox = index, contracts, held, inbox
+        self.grants = Grants(index)
         self._live: dict[tuple[str, str], Receiving] = {}
         self._by_name: dict[bytes, dict[Receiving, None]] = {}
         self._fetches: dict[bytes, Fetch] = {}
@@ -98,8 +101,9 @@ class Receivers:
         """Its connection broke. What came so far stays a while; what others can send is fetched from them."""
         self._send.pop(peer, None)
         self._lost_since[peer] = now
-        for name, fetch in list(self._fetches.items()):
-            if fetch.receiving.peer == peer and any(other.peer in self._send for other in self._by_name[name]):
+        for name, fetch in [item for item in self._fetches.items() if item[1].receiving.peer == peer]:
+            fetch.place = NOWHERE
+            if any(other.peer in self._send for other in self._by_name[name]):
                 self._index.give_up(fetch.receiving.owner, [name])
 
     def tick(self, now: float) -> None:
@@ -113,7 +117,16 @@ class Receivers:
             if now - since >= LOST_PEER_SECONDS:
                 del self._lost_since[peer]
                 self._keep_only(peer, ())
+        self.grants.tick(now)
         self._watch_room(now)
+
+    def on_closed(self, peer: str, grants: Iterable[int]) -> None:
+        """The peer writes no more under these grants. Of a page that is wanted still it has another production now."""
+        for number in grants:
+            page = self.grants.closed(peer, number)
+            fetch = self._fetches.get(page.name) if page is not None else None
+            if fetch is not None and fetch.page is page:
+                self._index.give_up(fetch.receiving.owner, [page.name])
 
     def on_message(self, peer: str, message: link.LinkMessage) -> None:
         """A message of depot `peer`."""
@@ -258,8 +271,11 @@ class Receivers:
             return
         wants = []
         for fetch in fetches:
+            if not fetch.place.grant:
+                fetch.place = self.grants.give(receiving.peer, fetch.page)
+                self._inbox.grant(fetch.slot, fetch.place.grant)
             lacking = ((1 << fetch.page.layout.parts) - 1) & ~fetch.page.have
-            wants.append(link.Want(fetch.page.name, fetch.epoch, link.pack_bits(lacking)))
+            wants.append(link.Want(fetch.page.name, fetch.epoch, link.pack_bits(lacking), *fetch.place))
         self._tell(receiving, link.Wants(receiving.offer.xfer, wants))
 
     def _contract(self, receiving: Receiving) -> KVContract | None:
@@ -300,7 +316,7 @@ class Receivers:
         self.corrupt_parts += result.corrupt.bit_count()
         if lost := result.corrupt | result.again:
             fetch.failures += bool(result.corrupt)
-            want = link.Want(page.name, result.epoch, link.pack_bits(lost))
+            want = link.Want(page.name, result.epoch, link.pack_bits(lost), *fetch.place)
             if fetch.failures > PATIENCE:  # not the line's fault: do not spend the line on it
                 self._put_off.append((fetch, want))
             else:
@@ -340,8 +356,12 @@ class Receivers:
 
     def _close(self, name: bytes) -> None:
         fetch = self._fetches.pop(name, None)
-        if fetch is not None and self._inbox.close(fetch.slot):
+        if fetch is None:
+            return
+        if self._inbox.close(fetch.slot):
             self._index.unhold(fetch.page)
+        if self.grants.revoke(fetch.receiving.peer, fetch.place.grant):
+            self._tell(fetch.receiving, link.Revoke([(name, fetch.place.grant)]))
 
     def _available(self, receiving: Receiving, name: bytes) -> bool:
         addressee = receiving.offer.addressee

@@ -12,6 +12,7 @@ from typing import Protocol
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import Delivered, DepotEvent, Offered, Stalled, Transfer, TransferStats
 from pdrelay.depot.contracts import Contracts
+from pdrelay.depot.grants import Place
 from pdrelay.depot.index import Changes, Index, Page
 from pdrelay.depot.outbox import FlyingBatch, Outbox, Sending, Wanted
 from pdrelay.errors import DepotError
@@ -139,6 +140,7 @@ class Senders:
 
     def link_down(self, to: str, now: float) -> None:
         """The link is gone, with all that was under way; what is wanted will be told anew."""
+        self.outbox.spent.pop(to, None)
         for sending in self._live.values():
             if sending.transfer.to == to:
                 sending.link_lost = now
@@ -147,6 +149,9 @@ class Senders:
 
     def on_message(self, origin: str, message: link.LinkMessage) -> None:
         """An answer of depot `origin`."""
+        if isinstance(message, link.Revoke):
+            self._on_revoke(origin, message)
+            return
         xfer = getattr(message, "xfer", "")
         sending = self._live.get(xfer)
         if sending is None or sending.transfer.to != origin:
@@ -171,16 +176,28 @@ class Senders:
     def _on_wants(self, sending: Sending, wants: Sequence[link.Want]) -> None:
         for want in wants:
             parts = link.unpack_bits(want.parts) if want.parts else -1
-            known = sending.wanted.get(want.name)
-            if known is None or not want.epoch:  # the receiver starts anew, and knows nothing of what is under way
+            known, place = sending.wanted.get(want.name), Place(want.grant, want.offset)
+            # The receiver starts anew, and knows nothing of what is under way.
+            if known is None or not want.epoch or known.place != place:
                 if sending in self._by_name.get(want.name, ()):
-                    sending.wanted[want.name] = Wanted(want.epoch, parts)
+                    sending.wanted[want.name] = Wanted(want.epoch, parts, place=place)
             elif known.epoch == want.epoch:
                 known.missing |= parts
             page = self._index.get(want.name)
             if page is not None:
                 self.outbox.line_up(sending, page)
         self._wake(sending)
+
+    def _on_revoke(self, origin: str, revoke: link.Revoke) -> None:
+        """What is not under way yet is not sent; the link says when the rest is through."""
+        for name, grant in revoke.grants:
+            for sending in self._by_name.get(name, ()):
+                wanted = sending.wanted.get(name)
+                if wanted is None or sending.transfer.to != origin or wanted.place.grant != grant:
+                    continue
+                sending.ready.pop(name, None)
+                if wanted.missing:  # it will be wanted anew; else the receiver has all of it
+                    del sending.wanted[name]
 
     def _on_suspect(self, suspect: link.Suspect) -> None:
         page = self._index.get(suspect.name)
@@ -278,7 +295,8 @@ class Senders:
         return self.peers.get(sending.transfer.to) if sending.transfer.to is not None else None
 
     def _wake(self, sending: Sending) -> None:
-        if sending.ready and (peer := self._peer(sending)) is not None:
+        peer = self._peer(sending)
+        if peer is not None and (sending.ready or self.outbox.spent):
             peer.wake()
 
     def _offer(self, sending: Sending) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ from pdrelay.depot import bulk_sender, wire
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.bulk_sender import BatchQueue, BulkSender
 from pdrelay.depot.channel import TlsWriter, Writer
-from pdrelay.depot.lanes import LaneOwner
+from pdrelay.depot.lanes import FarEndpoint, LaneOwner
+from pdrelay.depot.link_messages import Transport
 from pdrelay.depot.mailbox import Mailbox
 from pdrelay.depot.outbox import FlyingBatch
 from pdrelay.depot.payload import RunEncoder
@@ -45,6 +47,7 @@ class Lane:
 class TcpLanes:
     """`Lanes` over `far.connections` TLS connections, each made again when it breaks."""
 
+    transport: Transport = "tcp"
     path = "tcp"
 
     def __init__(
@@ -58,6 +61,9 @@ class TcpLanes:
         self._lanes: dict[BulkSender, Lane] = {}
         self._senders: list[BulkSender] = []
         self._watch = asyncio.create_task(self._watch_connections())
+
+    async def prepare(self, far: FarEndpoint) -> None:
+        """See Lanes. Connections are made once the link is up."""
 
     def open(self) -> None:
         """See Lanes."""
@@ -93,6 +99,9 @@ class TcpLanes:
             if (batch := lane.unacked.pop(number, None)) is not None:
                 return batch
         return None
+
+    def revoke(self, grants: Sequence[int]) -> None:
+        """See Lanes. Whoever receives over connections grants nothing."""
 
     async def aclose(self) -> None:
         """See Lanes."""
