@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from depot_kit import KEY, contract, until
@@ -16,10 +18,14 @@ from pdrelay.depot.engine_client import SocketEngineDepot, connect_engine
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.link import DepotLink, Route
 from pdrelay.depot.listener import TlsListener
+from pdrelay.depot.nixl.base import Agent, AgentListener
+from pdrelay.depot.nixl.lanes import NixlLanes
+from pdrelay.depot.nixl.process import AgentProcess, Settings
 from pdrelay.depot.server import DepotServer
 from pdrelay.kv.contract import KVContract
 
 SHAPE = contract(part_bytes=24 << 10)
+NIXL = Settings("UCX", {}, {"UCX_TLS": "tcp"})
 
 
 class Line:
@@ -78,12 +84,21 @@ class Line:
 class Site:
     """A depot with all its listeners, in this process."""
 
-    def __init__(self, name: str, stack: AsyncExitStack, tmp_path: Path, tls: Path, pages: int) -> None:
+    def __init__(
+        self, name: str, stack: AsyncExitStack, tmp_path: Path, tls: Path, pages: int, writers: Sequence[str] = ()
+    ) -> None:
+        """`writers` are the depots that write here by NIXL."""
         self.name, self.socket, self.tls, self._stack = name, tmp_path / f"{name}.sock", tls, stack
-        arena = Arena(pages * SHAPE.page_bytes)
-        self.hub = Hub(name, arena.view, KEY, time.monotonic, epoch_base=time.time_ns() >> 10)
-        self._server = DepotServer(self.hub, arena)
-        self.listener = TlsListener(self.hub, "127.0.0.1:0", server_context(tls, name))
+        self.arena = Arena(pages * SHAPE.page_bytes)
+        self.hub = Hub(name, self.arena.view, KEY, time.monotonic, epoch_base=time.time_ns() >> 10)
+        self._server = DepotServer(self.hub, self.arena)
+        self.agents: list[AgentProcess] = []
+        agents = dict.fromkeys(writers, self.agent)
+        self.listener = TlsListener(self.hub, "127.0.0.1:0", server_context(tls, name), agents)
+
+    def agent(self, listener: AgentListener) -> Agent:
+        self.agents.append(AgentProcess(self.name, NIXL, self.arena.fd, listener))
+        return self.agents[-1]
 
     async def start(self) -> None:
         self._stack.push_async_callback(self._server.aclose)
@@ -91,12 +106,15 @@ class Site:
         await self._server.start(self.socket)
 
     def link(
-        self, to: str, control: str, bulk: str | None = None, *, tls: Path | None = None, rate: float = 1e9
-    ) -> DepotLink:
+        self, to: str, control: str, bulk: str | None = None, *, tls: Path | None = None, rate: float = 1e9,
+        nixl: bool = False,
+    ) -> DepotLink:  # fmt: skip
+        make_lanes = partial(NixlLanes, self.agent, 4, self.hub.arena, self.hub.codecs.encoder(to)) if nixl else None
         link = DepotLink(
             self.hub,
             Route(to, control, bulk or control, connections=2, rate=rate, rtt=1e-3),
             client_context(tls or self.tls, self.name),
+            make_lanes,
         )
         self._stack.push_async_callback(link.aclose)
         return link
@@ -123,8 +141,8 @@ class World:
     def __init__(self, stack: AsyncExitStack, tmp_path: Path, tls: Path) -> None:
         self.stack, self.tmp_path, self.tls = stack, tmp_path, tls
 
-    async def site(self, name: str, pages: int = 64) -> Site:
-        site = Site(name, self.stack, self.tmp_path, self.tls, pages)
+    async def site(self, name: str, pages: int = 64, writers: Sequence[str] = ()) -> Site:
+        site = Site(name, self.stack, self.tmp_path, self.tls, pages, writers)
         await site.start()
         return site
 

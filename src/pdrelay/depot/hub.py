@@ -270,6 +270,10 @@ class Hub:
         """Every link that was tried, by the depot it leads to."""
         return {to: state.up for to, state in self._link_states.items()}
 
+    def link_paths(self) -> dict[str, str]:
+        """What payload takes on every link that is up, by the depot it leads to."""
+        return {to: state.path for to, state in self._link_states.items() if state.up}
+
     def _contracts_changed(self) -> None:
         self.settle()
         self.receivers.pump()

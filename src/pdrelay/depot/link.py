@@ -188,6 +188,7 @@ class DepotLink:
         hub.on_contracts.pop(id(self), None)
         hub.contracts.leave(self._holder)
         if was_up:
+            logger.warning("link to depot %s is down: %s", to, detail)
             hub.senders.link_down(to, hub.clock())
         hub.link_state(LinkState(to, False, detail))
         hub.settle()

@@ -66,6 +66,10 @@ def _lines(hub: Hub) -> Iterator[str]:
     yield "# TYPE pdrelay_depot_link_up gauge"
     for to, up in hub.links_up().items():
         yield f'pdrelay_depot_link_up{{{label},to="{to}"}} {int(up)}'
+    yield "# HELP pdrelay_depot_link_info What payload takes on a link that is up."
+    yield "# TYPE pdrelay_depot_link_info gauge"
+    for to, path in hub.link_paths().items():
+        yield f'pdrelay_depot_link_info{{{label},to="{to}",transport="{path.split()[0]}",path="{path}"}} 1'
     yield from _codec_lines(hub, label)
 
 

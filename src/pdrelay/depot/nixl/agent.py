@@ -126,7 +126,7 @@ class NixlAgent:
     def notify(self, note: bytes) -> None:
         """Sends a note. Raises NixlError."""
         try:
-            self._agent.genNotif(self._peer, note, self._backend)
+            self._agent.genNotif(self._peer, note, [self._backend])
         except Exception as error:
             raise NixlError(f"a note could not be sent: {error}") from error
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 from collections import deque
@@ -48,6 +49,7 @@ class AgentProcess:
         self._name = f"{depot}/{uuid4().hex}"
         self._settings, self._arena_fd, self._listener = settings, arena_fd, listener
         self._process: asyncio.subprocess.Process | None = None
+        self._pidfd: int | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._answer: asyncio.Future[messages.Ready | messages.Connected] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -71,9 +73,10 @@ class AgentProcess:
                 pass_fds=[theirs.fileno(), self._arena_fd], env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
+        self._pidfd = os.pidfd_open(self._process.pid)
         reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         if self._closed:
-            self._process.kill()
+            self.close()
             raise DepotError(CLOSED)
         self._tasks = [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._read_output())]
         answer = await self._ask(messages.Start(self._name, self._settings.backend, dict(self._settings.params)))
@@ -97,9 +100,10 @@ class AgentProcess:
         self._closed = True
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(DepotError(CLOSED))
-        if self._process is not None:
+        if self._pidfd is not None:
             with suppress(ProcessLookupError):
-                self._process.kill()
+                # Process.kill would reap a process that just ended, under the hands of the event loop.
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def aclose(self) -> None:
         """See Agent."""
@@ -111,6 +115,9 @@ class AgentProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, "UCX_LOG_LEVEL": "info", **self._settings.env}
