@@ -141,7 +141,7 @@ async def test_a_peer_that_falls_silent_is_taken_for_dead(world: World, monkeypa
     p.hub.subscribe(events.append)
     before = line.passed
     await until(lambda: line.passed > before + 1000)  # some pings and their answers
-    assert events == [LinkState("d", True)]
+    assert events == [LinkState("d", True, path="tcp")]
     line.silent = True
     await until(lambda: p.hub.links_up() == {"d": False})
     line.silent = False

@@ -122,6 +122,8 @@ class DepotLink:
             finally:
                 self._abort = None
                 was_up = self._down(self._trouble or detail)
+            if was_up:
+                logger.warning("link to depot %s is down: %s", self._route.depot, self._trouble or detail)
             backoff = MIN_BACKOFF if was_up else min(backoff * 2, MAX_BACKOFF)
             await asyncio.sleep(backoff)
 
@@ -188,7 +190,6 @@ class DepotLink:
         hub.on_contracts.pop(id(self), None)
         hub.contracts.leave(self._holder)
         if was_up:
-            logger.warning("link to depot %s is down: %s", to, detail)
             hub.senders.link_down(to, hub.clock())
         hub.link_state(LinkState(to, False, detail))
         hub.settle()
