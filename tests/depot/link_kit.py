@@ -25,7 +25,7 @@ from pdrelay.depot.server import DepotServer
 from pdrelay.kv.contract import KVContract
 
 SHAPE = contract(part_bytes=24 << 10)
-NIXL = Settings("UCX", {}, {"UCX_TLS": "tcp"})
+NIXL = Settings("UCX", {}, {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"})
 
 
 class Line:
