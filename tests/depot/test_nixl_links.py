@@ -144,7 +144,8 @@ async def test_room_of_a_page_given_up_is_not_used_while_a_write_to_it_may_come(
 
 async def test_a_page_produced_anew_gets_other_room_than_its_first_parts(world: World) -> None:
     p, d = await joined(world)
-    prefill, decode = await p.engine("prefill"), await d.engine("decode")
+    prefill = await p.engine("prefill")
+    await d.engine("decode")
     p.hub.transfer(Transfer(xfer="x", names=names(1), to="d"), "gateway")
     [at] = await asyncio.to_thread(prefill.reserve, "a", names(1), [PageKind.PREFIX])
     assert at is not None
