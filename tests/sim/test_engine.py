@@ -17,9 +17,7 @@ from pdrelay.sim.steps import steps_seconds, steps_within
 TINY = from_profile(load(shipped("tiny-emulated")))
 
 
-@given(
-    first=st.floats(1e-4, 1.0), growth=st.one_of(st.just(0.0), st.floats(1e-9, 1e-2)), count=st.integers(0, 100_000)
-)
+@given(first=st.floats(1e-4, 1.0), growth=st.one_of(st.just(0.0), st.floats(1e-9, 1e-2)), count=st.integers(0, 100_000))
 def test_steps_within_inverts_their_time(first: float, growth: float, count: int) -> None:
     seconds = steps_seconds(first, growth, count)
     assert steps_within(first, growth, seconds) == count

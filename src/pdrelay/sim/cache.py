@@ -78,6 +78,10 @@ class BlockCache:
             held[block] = block_bytes
         self._shrink(block_bytes)
 
+    def hold(self, size: float) -> None:
+        """Leaves `size` bytes to others, in place of what was pinned before; takes effect with the next store."""
+        self._pinned = size
+
     def pin(self, size: float) -> None:
         """Takes `size` bytes away from the cache until they are unpinned."""
         self._pinned += size

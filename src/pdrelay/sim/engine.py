@@ -71,9 +71,7 @@ def _stale(entry: tuple[int, int, Sequence]) -> bool:
 class Engine:
     """The scheduler of one data-parallel rank."""
 
-    def __init__(
-        self, events: Events, profile: InstanceProfile, slowdown: Callable[[], float] | None = None
-    ) -> None:
+    def __init__(self, events: Events, profile: InstanceProfile, slowdown: Callable[[], float] | None = None) -> None:
         """`slowdown`: how much longer a step takes now, because others use the same cores."""
         self.profile = profile
         self._events, self._slowdown = events, slowdown
@@ -130,6 +128,11 @@ class Engine:
         """True while a step is computed."""
         return self._event is not None
 
+    @property
+    def step_seconds(self) -> float:
+        """Time of a decode step of those who run now."""
+        return self.profile.decode_step_seconds(max(1, self._batch), self._context + self._batch * self._steps_done())
+
     def fits(self, tokens: int) -> bool:
         """True when a request of `tokens` tokens fits into the empty engine."""
         return tokens + self._sequence_overhead + 1 <= self._capacity
@@ -148,13 +151,11 @@ class Engine:
 
     def forward(self, forward: Forward) -> None:
         """Computes known tokens, in the order in which they come."""
-        self._waiting.append(forward)
-        self._wake()
+        self._take(forward)
 
     def decode(self, sequence: Sequence) -> None:
         """Decodes `sequence` as soon as there is room."""
-        self._waiting.append(sequence)
-        self._wake()
+        self._take(sequence)
 
     def stop(self, sequence: Sequence) -> int:
         """Ends `sequence` early; returns the tokens that it has made. It leaves at the end of the step in progress."""
@@ -182,7 +183,10 @@ class Engine:
         self._reserved = 0.0
         self.alive = False
 
-    def _wake(self) -> None:
+    def _take(self, work: Sequence | Forward) -> None:
+        if not self.alive:
+            return  # whoever sent it learns of the failure as everybody else does
+        self._waiting.append(work)
         if self._event is None:
             self._plan()
         else:
@@ -389,9 +393,7 @@ class Engine:
             self._waiting.appendleft(sequence)
 
         self._waiting.appendleft(
-            Forward(made, sequence.context - made, again, extend=True, reserve=sequence.context)
-            if made
-            else sequence
+            Forward(made, sequence.context - made, again, extend=True, reserve=sequence.context) if made else sequence
         )
 
     # ---- the largest gap ----

@@ -25,19 +25,24 @@ class Event:
 class Events:
     """A simulated clock. INV-SIM-TIME: it never goes back."""
 
-    __slots__ = ("_heap", "_number", "now")
+    __slots__ = ("_heap", "now", "set")
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.set = 0  # events set so far
         self._heap: list[tuple[float, int, Event]] = []
-        self._number = 0
+
+    @property
+    def pending(self) -> bool:
+        """True while something is in the queue."""
+        return bool(self._heap)
 
     def at(self, time: float, action: Action) -> Event:
         """Calls `action` at `time`, which is not in the past."""
         assert time >= self.now, f"INV-SIM-TIME: {time} is before {self.now}"
         event = Event(time, action)
-        self._number += 1
-        heapq.heappush(self._heap, (time, self._number, event))
+        self.set += 1
+        heapq.heappush(self._heap, (time, self.set, event))
         return event
 
     def after(self, seconds: float, action: Action) -> Event:

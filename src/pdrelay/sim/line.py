@@ -37,8 +37,8 @@ class LineSpec(NamedTuple):
     connection_rate: float = math.inf  # cap of one connection
     discipline: Discipline = "fair"
     setup: float = 0.0  # a transfer holds its connection so long before its first byte
-    fluctuation: float = 0.0  # sigma of the lognormal factor on the rate, whose mean is 1, drawn every `fluctuates_every`
-    fluctuates_every: float = 1.0
+    fluctuation: float = 0.0  # sigma of the lognormal factor on the rate, whose mean is 1
+    fluctuates_every: float = 1.0  # a new factor is drawn
     loss_every: float = math.inf  # mean sending time of a connection between loss episodes
     loss_lasts: float = 0.0  # their mean length
     outages: tuple[tuple[float, float], ...] = ()  # from, to

@@ -1,0 +1,82 @@
+"""KV on its way to one addressee: fed as it is computed, with what the addressee lacks only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pdrelay.sim.events import Events
+from pdrelay.sim.line import Line, Transfer
+
+
+class Delivery:
+    """From prefill's depot to another engine's. Without a line it arrives as soon as it is whole."""
+
+    __slots__ = (
+        "_bytes_per_token",
+        "_events",
+        "_fed",
+        "_fixed",
+        "_have",
+        "_line",
+        "_on_arrival",
+        "_opened",
+        "_ready",
+        "arrived",
+        "transfer",
+        "whole",
+    )  # fmt: skip
+
+    def __init__(
+        self, events: Events, line: Line | None, have: int, bytes_per_token: float, fixed: float,
+        on_arrival: Callable[[Delivery], None],
+    ) -> None:  # fmt: skip
+        """`have`: leading tokens that the addressee holds. `fixed`: bytes that go with the last token."""
+        self._events, self._line, self._have = events, line, have
+        self._bytes_per_token, self._fixed, self._on_arrival = bytes_per_token, fixed, on_arrival
+        self._fed = self._ready = have
+        self.whole = self._opened = self.arrived = False
+        self.transfer: Transfer | None = None
+
+    def open(self) -> None:
+        """The addressee has room: what is ready may go."""
+        self._opened = True
+        if self._line is not None:
+            self.transfer = self._line.open(lambda _: self._arrive())
+        self._send()
+
+    def feed(self, tokens: int) -> None:
+        """The first `tokens` tokens are computed."""
+        if tokens > self._ready:
+            self._ready = tokens
+            if self._opened:
+                self._send()
+
+    def finish(self, tokens: int) -> None:
+        """All `tokens` tokens are computed."""
+        self._ready = max(self._ready, tokens)
+        self.whole = True
+        if self._opened:
+            self._send()
+
+    def size(self, tokens: int) -> float:
+        """Bytes of KV that the addressee lacks of a prompt of `tokens` tokens, when they cross a line."""
+        lacking = tokens - self._have
+        return lacking * self._bytes_per_token + self._fixed if lacking > 0 and self._line is not None else 0.0
+
+    def _send(self) -> None:
+        if self._line is None or self.transfer is None:
+            if self.whole:
+                self._arrive()
+            return
+        size = (self._ready - self._fed) * self._bytes_per_token
+        self._fed = self._ready
+        if self.whole:
+            size += self._fixed if self._ready > self._have else 0.0
+            self._line.give(self.transfer, size)
+            self._line.close(self.transfer)
+        else:
+            self._line.give(self.transfer, size)
+
+    def _arrive(self) -> None:
+        self.arrived = True
+        self._on_arrival(self)
