@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pdrelay.bench import fleet, pool, table2_text
+from pdrelay.bench import fleet, pool, table2_plot, table2_text
 from pdrelay.bench.line import Door, ShapedLine
 from pdrelay.bench.settings import Place, Settings
 from pdrelay.bench.table2 import Arm, Moments, Table2, arm_of, checks_of, load_of
 from pdrelay.bench.table2_run import table2
 from pdrelay.bench.table2_text import explain
 from pdrelay.cluster.ports import free_addresses
+from pdrelay.errors import BenchError
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,13 @@ def test_the_result_can_be_read(result: Table2) -> None:
     assert "link-srpt" in text
     assert all(check.what in text for check in result.checks)
     assert "Ideal sharing" in text
+
+
+def test_latencies_can_be_drawn(result: Table2, tmp_path: Path) -> None:
+    table2_plot.plot(result, tmp_path / "latency.svg")
+    assert "</svg>" in (tmp_path / "latency.svg").read_text()
+    with pytest.raises(BenchError, match="gone"):
+        table2_plot.plot(result, tmp_path / "gone" / "latency.png")
 
 
 def test_the_load_has_the_published_means_and_is_the_same_for_a_seed() -> None:

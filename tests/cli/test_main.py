@@ -55,6 +55,9 @@ def test_every_command_has_help_and_json(names):
         ["bench", "nope"],
         ["bench", "transfer", "--size", "much"],
         ["bench", "transfer", "--rounds", "1"],
+        ["bench", "transfer", "--line-rate", "fast"],
+        ["bench", "transfer", "--plot", "picture.bmp"],
+        ["bench", "transfer", "--plot", "/does/not/exist/picture.png"],
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, tmp_path):

@@ -82,25 +82,35 @@ async def running(
     """Two depots with arenas of `arena` bytes, the link between them up. Raises BenchError."""
     home = place.home / name
     home.mkdir()
-    config = home / "pdrelay.toml"
-    config.write_text("\n".join(_config(home, place.certificates, route, link, arena)) + "\n")
+    config = write_config(home, place.certificates, route, link, arena)
     template = template_of(contract)
     async with AsyncExitStack() as stack:
-        receiver = await _site(stack, home, config, RECEIVER, route.receiver_namespace, contract, template)
-        sender = await _site(stack, home, config, SENDER, route.sender_namespace, contract, template)
+        wheres = {RECEIVER: route.receiver_namespace, SENDER: route.sender_namespace}
+        children = {host: await _start(stack, home, config, host, where) for host, where in wheres.items()}
+        receiver, sender = [
+            await _site(stack, home, host, child, contract, template) for host, child in children.items()
+        ]
         await _link_up(sender.control)
         yield Fleet(sender, receiver)
 
 
-async def _site(
-    stack: AsyncExitStack, home: Path, config: Path, host: str, namespace: str | None, contract: KVContract,
-    template: Template,
-) -> Site:  # fmt: skip
+def write_config(home: Path, certificates: Path, route: Route, link: LinkOptions, arena: int) -> Path:
+    """The deployment file of the two depots, in directory `home`, where their sockets will be."""
+    config = home / "pdrelay.toml"
+    config.write_text("\n".join(_config(home, certificates, route, link, arena)) + "\n")
+    return config
+
+
+async def _start(stack: AsyncExitStack, home: Path, config: Path, host: str, namespace: str | None) -> Child:
     arguments = ["depot", "--config", str(config), "--name", host]
-    child = await stack.enter_async_context(
-        started(f"{home.name}-{host}", "pdrelay.cli.main", arguments, home, namespace)
-    )
-    await child.line()
+    name = f"{home.name}-{host}"
+    return await stack.enter_async_context(started(name, "pdrelay.cli.main", arguments, home, namespace))
+
+
+async def _site(
+    stack: AsyncExitStack, home: Path, host: str, child: Child, contract: KVContract, template: Template
+) -> Site:
+    await child.line()  # says that it serves
     socket = home / f"{host}.sock"
     control = control_over_unix(str(socket))
     stack.push_async_callback(lambda: shielded(control.aclose()))

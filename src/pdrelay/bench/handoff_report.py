@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from pdrelay.bench import plots
 from pdrelay.bench.handoff import Report
 from pdrelay.bench.incremental import Cost
 from pdrelay.bench.seam import AROUND, BIN_SECONDS, CURVE_SECONDS, Seams
-from pdrelay.errors import BenchError
 
 
 def show(report: Report, console: Console) -> None:
@@ -66,11 +64,8 @@ def _ms(*seconds: float) -> str:
 
 
 def plot(report: Report, path: Path) -> None:
-    """The output rate across the seam. Raises BenchError when matplotlib is not installed or the file not writable."""
-    try:
-        figure: Any = import_module("matplotlib.figure").Figure(figsize=(8, 4))
-    except ImportError as error:
-        raise BenchError("--plot needs matplotlib: pip install 'pdrelay[bench]'") from error
+    """The output rate across the seam. Raises BenchError when the file cannot be written."""
+    figure = plots.figure(8, 4)
     axes = figure.subplots()
     for seam in report.seams:
         times = [-CURVE_SECONDS + BIN_SECONDS * (at + 0.5) for at in range(len(seam.curve))]
@@ -81,8 +76,4 @@ def plot(report: Report, path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.set_title(f"Output rate across the handoff\n{report.engine}; {report.line}", fontsize=10)
     axes.legend()
-    figure.tight_layout()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise BenchError(f"--plot: {path} cannot be written: {error}") from error
+    plots.save(figure, path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
 from pdrelay.bench.fleet import Fleet
 from pdrelay.bench.producer import fresh_names
+from pdrelay.bench.settings import Progress
 from pdrelay.bench.table2 import Moments
 from pdrelay.depot.base import Transfer
 from pdrelay.errors import BenchError, PdrelayError
@@ -29,7 +30,7 @@ class Work(NamedTuple):
     pages: Sequence[int]
 
 
-async def through_link(depots: Fleet, work: Work, progress: Callable[[str], None]) -> Moments:
+async def through_link(depots: Fleet, work: Work, progress: Progress) -> Moments:
     """Does the work. `began` is when the first page was there. Raises BenchError when a transfer fails."""
     start = time.monotonic() + AHEAD_SECONDS
     requests = [

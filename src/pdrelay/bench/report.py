@@ -9,6 +9,7 @@ from rich.table import Table
 
 from pdrelay.bench import table2_text
 from pdrelay.bench.shaped import Shaped
+from pdrelay.bench.soak import Soak
 from pdrelay.bench.throughput import Row
 from pdrelay.bench.transfer import Report
 from pdrelay.bench.unshaped import Throughput
@@ -27,6 +28,8 @@ def show(report: Report, console: Console) -> None:
         _shaped(report.shaped, console)
     if report.table2 is not None:
         table2_text.show(report.table2, console)
+    if report.soak is not None:
+        _soak(report.soak, console)
     for part, reason in report.failures.items():
         console.print(f"failed: {part}: {reason}", markup=False)
 
@@ -48,6 +51,18 @@ def _shaped(result: Shaped, console: Console) -> None:
     if result.note:
         console.print(result.note, markup=False)
     _rows(result.rows, console)
+
+
+def _soak(result: Soak, console: Console) -> None:
+    console.print(f"\nMemory of the depots over {result.transfers} transfers in {result.seconds:.0f} s")
+    table = Table("", "start", "quarter", "end", "growth a transfer", "at most", box=None, pad_edge=False)
+    for side, slope in (("sender", result.sender), ("receiver", result.receiver)):
+        marks = [result.samples[at] for at in (0, len(result.samples) // 4, -1)]
+        sizes = [f"{getattr(mark, side).anonymous / 1e6:.1f} MB" for mark in marks]
+        table.add_row(side, *sizes, f"{slope.text(2)} bytes", f"{result.limit:g}")
+    console.print(table)
+    left = ", ".join(f"{name} {count}" for name, count in result.left_behind.items())
+    console.print(f"left behind: {left or 'nothing'}; memory {'is flat' if result.flat else 'is NOT flat'}")
 
 
 def _rows(rows: Sequence[Row], console: Console) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -11,6 +11,9 @@ from pdrelay.kv.contract import KVContract, KVGroup
 PARTS = ("throughput", "shaped", "table2")
 """What can be measured, in the order in which it is."""
 
+
+Progress = Callable[[str], None]
+"""Is told what goes on, for people who wait."""
 
 Kind = Literal["namespaces", "user"]
 """Where a shaped line runs."""
@@ -63,6 +66,7 @@ class Settings(NamedTuple):
     scale: float = 100.0  # published rates and sizes over those of the Table 2 experiment
     duration: float = 30.0  # seconds of arrivals for each row of it
     seed: int = 0
+    soak: int = 0  # transfers; 0: none
     chunk: int = 1 << 20  # a batch of the link at its largest, so what it gives to a send
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
@@ -11,7 +11,7 @@ import msgspec
 from pdrelay.bench import fleet
 from pdrelay.bench.contestants import Contestant, OurLink, Peer
 from pdrelay.bench.line import ShapedLine, opened
-from pdrelay.bench.settings import Kind, Place, Settings
+from pdrelay.bench.settings import Kind, Place, Progress, Settings
 from pdrelay.bench.throughput import Entry, Row, compare, ready
 from pdrelay.bench.unshaped import arena_for
 from pdrelay.cluster.units import parse_address, parse_rate, parse_time
@@ -32,7 +32,7 @@ class Shaped(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
 
 
-async def shaped(settings: Settings, place: Place, progress: Callable[[str], None]) -> Shaped:
+async def shaped(settings: Settings, place: Place, progress: Progress) -> Shaped:
     """Raises BenchError when there is no line."""
     rate, rtt = parse_rate(settings.line_rate), parse_time(settings.line_rtt)
     pages = settings.shape.pages(int(rate * settings.line_seconds))

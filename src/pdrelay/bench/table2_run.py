@@ -7,7 +7,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import numpy as np
 from pdrelay.bench import fleet, pool
 from pdrelay.bench.line import ShapedLine, opened
 from pdrelay.bench.load import Work, through_link
-from pdrelay.bench.settings import Carrier, Place, Settings
+from pdrelay.bench.settings import Carrier, Place, Progress, Settings
 from pdrelay.bench.table2 import (
     CONNECTION_RATE,
     DISTRIBUTIONS,
@@ -41,8 +41,6 @@ ARENA = 256 << 20
 SAMPLE_SECONDS = 0.05
 IDLE, IDLE_GAP = 20, 0.05
 """Transfers, and seconds between them, that find the line idle."""
-
-Progress = Callable[[str], None]
 
 
 async def table2(settings: Settings, place: Place, progress: Progress) -> Table2:

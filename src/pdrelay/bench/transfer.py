@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from pdrelay.bench import fleet, line
 from pdrelay.bench.machine import Machine, describe
-from pdrelay.bench.settings import Place, Settings
+from pdrelay.bench.settings import Place, Progress, Settings
 from pdrelay.bench.shaped import Shaped, shaped
+from pdrelay.bench.soak import Soak, soak
 from pdrelay.bench.table2 import Table2
 from pdrelay.bench.table2_run import table2
 from pdrelay.bench.throughput import Row
 from pdrelay.bench.unshaped import Throughput, throughput
 from pdrelay.errors import PdrelayError
 
-Progress = Callable[[str], None]
 LONGEST_DIRECTORY = 40
 
 
@@ -31,6 +31,7 @@ class Report(msgspec.Struct, kw_only=True):
     throughput: Throughput | None = None
     shaped: Shaped | None = None
     table2: Table2 | None = None
+    soak: Soak | None = None
     failures: dict[str, str] = {}
 
 
@@ -39,7 +40,7 @@ def new_report(command: str) -> Report:
     return Report(machine=describe(), command=command)
 
 
-async def run(settings: Settings, report: Report, progress: Callable[[str], None]) -> None:
+async def run(settings: Settings, report: Report, progress: Progress) -> None:
     """Fills `report`, failures included. Raises ConfigError for settings that cannot work here."""
     line.require(settings.line)
     with tempfile.TemporaryDirectory(prefix="pdrelay-bench-", dir=_short_directory()) as scratch:
@@ -73,6 +74,10 @@ async def _measure(part: str, settings: Settings, report: Report, place: Place, 
     elif part == "table2":
         report.table2 = await table2(settings, place, tell)
         report.failures |= {f"{part}, {arm}": reason for arm, reason in report.table2.failures.items()}
+    elif part == "soak":
+        report.soak = await soak(settings.soak, place, tell)
+        if not report.soak.flat:
+            report.failures[part] = "memory grows or something is left behind"
 
 
 def _note_failed(report: Report, part: str, rows: Sequence[Row]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
@@ -10,7 +10,7 @@ import msgspec
 
 from pdrelay.bench import fleet
 from pdrelay.bench.contestants import Contestant, OurLink, Peer, bare_loop
-from pdrelay.bench.settings import Place, Settings
+from pdrelay.bench.settings import Place, Progress, Settings
 from pdrelay.bench.throughput import Entry, Row, compare, ready
 from pdrelay.cluster.ports import free_addresses
 
@@ -30,7 +30,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
 
 
-async def throughput(settings: Settings, place: Place, progress: Callable[[str], None]) -> Throughput:
+async def throughput(settings: Settings, place: Place, progress: Progress) -> Throughput:
     """Our link, plain and with TLS, beside the bare loop and the peers."""
     size = settings.shape.pages(settings.size) * settings.shape.page_bytes
     loop = partial(bare_loop, connections=settings.connections, chunk=settings.chunk, size=size, logs=place.home)

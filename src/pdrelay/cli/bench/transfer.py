@@ -39,10 +39,14 @@ _IN_CHECKOUT = Path("benchmarks", "peers")
 @click.option("--duration", type=click.FloatRange(1), default=30.0, show_default=True,
               help="table2: seconds of arrivals for each of six rows.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="table2: of arrivals and sizes.")
+@click.option("--soak", type=click.IntRange(100), metavar="N",
+              help="Instead: N transfers, and whether the depots' memory stays flat.")  # fmt: skip
+@click.option("--plot", "plot_path", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="table2: draw the latencies (.pdf, .png, .svg).")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Small sizes: shows that everything runs, says little about speed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_context
-def command(context: click.Context, /, as_json: bool, **options: Any) -> int:
+def command(context: click.Context, /, plot_path: Path | None, as_json: bool, **options: Any) -> int:
     """Move KV between two depots of this machine, beside other tools in the same run.
 
     throughput: one line without a limit, beside a bare socket loop, iperf3, NIXL and Mooncake.
@@ -51,18 +55,23 @@ def command(context: click.Context, /, as_json: bool, **options: Any) -> int:
 
     Exit code 1 when a part failed; what the others measured is printed all the same.
     """
+    from pdrelay.bench import plots, table2_plot, transfer
     from pdrelay.bench import report as text
-    from pdrelay.bench import transfer
     from pdrelay.cli.bench.running import given, measure
 
     settings = _settings(**options)
+    if plot_path is not None:
+        plots.require(plot_path)
     report = transfer.new_report(f"pdrelay bench {' '.join([context.info_name or '', *given(context)])}")
-    return measure(report, lambda progress: transfer.run(settings, report, progress), text.show, as_json)
+    code = measure(report, lambda progress: transfer.run(settings, report, progress), text.show, as_json)
+    if plot_path is not None and report.table2 is not None:
+        table2_plot.plot(report.table2, plot_path)
+    return code
 
 
 def _settings(
     parts: tuple[str, ...], size: str, part: str, layers: int, peers: Path | None, carriers: tuple[Carrier, ...],
-    quick: bool, **further: Any,
+    quick: bool, soak: int | None, **further: Any,
 
 ) -> Settings:  # fmt: skip
     """Checks what click cannot. Raises ConfigError."""
@@ -74,7 +83,8 @@ def _settings(
     parsed("--line-rtt", further["line_rtt"], parse_time)
     shape = Shape(parsed("--part", part, parse_size, least=1 << 10), layers)
     settings = Settings(
-        parts=[name for name in PARTS if name in parts or not parts],
+        parts=["soak"] if soak else [name for name in PARTS if name in parts or not parts],
+        soak=soak or 0,
         shape=shape,
         size=parsed("--size", size, parse_size, least=shape.page_bytes),
         peers=peers or _default_peers(),
