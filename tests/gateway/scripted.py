@@ -111,13 +111,13 @@ class ScriptedDepot:
     async def end(self, xfer):
         self.ended.append(xfer)
         self.open.discard(xfer)
-        return TransferStats(sent=7, saved=5)
+        return TransferStats(sent=14, wire=7, saved=5)
 
     async def transfer_stats(self, xfer):
         await self.stats_come.wait()
         if self.lost_stats:
             raise DepotUnavailableError("connection lost")
-        return TransferStats(sent=3, saved=5)
+        return TransferStats(sent=6, wire=3, saved=5)
 
 
 class Scene:

@@ -125,7 +125,7 @@ class RequestRun:
             with suppress(DepotUnavailableError):
                 self._stats = await self.route.depot.transfer_stats(self.request.request_id)
         trace, splice = self._trace, self._splice
-        trace.wan_bytes, trace.wan_bytes_saved = self._stats.sent, self._stats.saved
+        trace.wan_bytes, trace.wan_bytes_saved = self._stats.wire, self._stats.saved
         trace.prefill_tokens = splice.made_by[Tier.PREFILL]
         trace.relay_tokens, trace.main_tokens = splice.made_by[Tier.RELAY], splice.made_by[Tier.MAIN]
         trace.token_ids = list(splice.tokens)

@@ -56,6 +56,8 @@ def _print(answers: Answers) -> None:
 
     console = Console(highlight=False)
     console.print(_holdings(answers))
+    console.print()
+    console.print(_traffic(answers))
     if any(answer.stats is not None and answer.stats.use for answer in answers.values()):
         console.print()
         console.print(_tiers(answers))
@@ -76,6 +78,18 @@ def _holdings(answers: Answers) -> Table:
             counts = (stats.leases, stats.transfers, stats.evicted_pages, stats.reserve_waits)
             corrupt = stats.corrupt_pages, stats.corrupt_parts
             table.add_row(host, str(stats.pages), *sizes, *map(str, (*counts, *corrupt)))
+    return table
+
+
+def _traffic(answers: Answers) -> Table:
+    """Parts exchanged with other depots, and what they took on the line: less where a link has a codec."""
+    from pdrelay.cluster.units import size_text
+
+    table = _table("depot", "sent", "on the line", "received", "on the line", "lossy pages")
+    for host, answer in answers.items():
+        if (stats := answer.stats) is not None:
+            moved = (stats.sent_bytes, stats.sent_wire_bytes, stats.received_bytes, stats.received_wire_bytes)
+            table.add_row(host, *map(size_text, moved), str(stats.lossy_pages))
     return table
 
 
