@@ -154,7 +154,8 @@ class Engine:
         self._take(forward)
 
     def decode(self, sequence: Sequence) -> None:
-        """Decodes `sequence` as soon as there is room."""
+        """Decodes `sequence`, which has a token to make, as soon as there is room."""
+        assert sequence.remaining > 0
         self._take(sequence)
 
     def stop(self, sequence: Sequence) -> int:
@@ -316,7 +317,7 @@ class Engine:
             sequence = entry[2]
             if not _stale(entry):
                 made = self.made(sequence)
-                assert made == sequence.remaining, "INV-SIM-ENGINE-2"
+                assert made == sequence.remaining, f"INV-SIM-ENGINE-2: {made} of {sequence.remaining}"
                 self._leave(sequence)
                 if not sequence.stopped:
                     ended.append(sequence)

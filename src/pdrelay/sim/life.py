@@ -194,6 +194,8 @@ class Life:
         if delivery.transfer is not None:
             record.transfer_start = min(delivery.transfer.started, now)
             record.transfer_queued = delivery.transfer.queued
+        if self.output <= self.base:
+            return  # it has ended with prefill, or is about to
         if self.relaying is None:
             self.main_decodes(self.base, self.base)
         else:
