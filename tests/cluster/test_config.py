@@ -68,7 +68,12 @@ def write(tmp_path):
 
 
 def test_a_good_file(write, tmp_path):
-    deployment = load(write(GOOD))
+    deployment = load(
+        write(GOOD.replace('socket = "b.sock"', 'socket = "b.sock"\ndisk = {path = "kv", size = "1GiB"}'))
+    )
+    disk = deployment.host_named("host-b").disk
+    assert disk is not None
+    assert disk.path == str(tmp_path / "kv")
     assert deployment.instance_named("p-0").host == "host-a"
     assert deployment.link_between("dc-a", "dc-b").rate == "20mbit"
     assert deployment.link_between("dc-b", "dc-a") is None
@@ -102,6 +107,12 @@ def test_a_good_file(write, tmp_path):
         ('{ host = "host-b" }', '{ host = "host-a" }', r"instance\[1\].ranks\[0\].host: .* a host of dc-b"),
         ('target = "dc-b"', 'target = "dc-c"', r"link\[0\].target: found 'dc-c', expected one of dc-a, dc-b"),
         ('rate = "20mbit"', 'rate = "20 furlongs"', r"link\[0\].rate: found '20 furlongs', expected a rate such as"),
+        ('socket = "b.sock"', 'socket = "b.sock"\ndisk = {path = "kv"}', r"host\[1\].disk.size: found nothing"),
+        (
+            'socket = "b.sock"',
+            'socket = "b.sock"\ndisk = {path = "kv", size = "big"}',
+            r"host\[1\].disk.size: found 'big', expected a size such as",
+        ),
         ('rtt = "30ms"', 'rtt = "soon"', r"link\[0\].rtt: found 'soon', expected a time such as"),
         ('listen = "127.0.0.1:8103"', 'listen = "8103"', r"instance\[1\].listen: found '8103', expected an address"),
         ('name = "md-0"', 'name = "p-0"', r"instance\[1\].name: found 'p-0', expected a name that no other has"),

@@ -60,7 +60,7 @@ def produce(depot: EngineDepot, owner: str, pages: list[bytes], shape: KVContrac
 
 def intact(depot: EngineDepot, owner: str, pages: list[bytes], shape: KVContract) -> bool:
     """Whether all pages can be leased and hold what `produce` wrote."""
-    leased = depot.lease(owner, pages)
+    leased = depot.lease(owner, pages).pages
     return len(leased) == len(pages) and all(
         depot.arena[lease.offset : lease.offset + shape.layout_of(page).page_bytes] == whole(page, shape)
         for page, lease in zip(pages, leased, strict=True)

@@ -118,7 +118,7 @@ async def test_what_one_reader_finds_corrupt_nobody_gets_any_more(clients: Clien
     def work() -> None:
         produce(writer, "w", names(1, 2, 3), SHAPE)
         writer.release("w")
-        (_, page, _), _ = one.lease("r", names(1, 2, 3)), two.lease("r", names(1, 2, 3))
+        (_, page, _), _ = one.lease("r", names(1, 2, 3)).pages, two.lease("r", names(1, 2, 3))
         one.arena[page.offset + PART_BYTES] ^= 1
         data = one.arena[page.offset : page.offset + SHAPE.page_bytes]
         assert wrong_parts(data, unpack_checksums(page.checksums)) == 0b10

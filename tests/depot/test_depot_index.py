@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pdrelay.depot.base import PageKind
-from pdrelay.depot.index import Index, Lost, Page
+from pdrelay.depot.index import Index
+from pdrelay.depot.page import Lost, Page
 from pdrelay.errors import ArenaFullError, ProtocolError
 from pdrelay.kv.contract import Layout
 

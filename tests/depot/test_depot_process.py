@@ -58,6 +58,7 @@ name = "d"
 cluster = "west"
 socket = "d.sock"
 listen = "127.0.0.1:{d}"
+disk = {{ path = "kv", size = "1MiB" }}
 metrics = "127.0.0.1:{metrics}"
 arena = "1MiB"
 """

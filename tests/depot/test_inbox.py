@@ -7,8 +7,9 @@ from xxhash import xxh3_64_intdigest
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import PageKind
 from pdrelay.depot.inbox import Inbox, Landed
-from pdrelay.depot.index import Layout, Page
+from pdrelay.depot.page import Page
 from pdrelay.depot.payload import LinkCodecs
+from pdrelay.kv.contract import Layout
 
 NAME, PART = b"n" * 32, 64
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pdrelay.depot import link_messages
 from pdrelay.depot.base import Delivered, DepotEvent, DepotStats, LinkState, Offered, PageKind, Stalled, Transfer
-from pdrelay.depot.memory import MemoryDepot, MemoryEngineDepot, link
+from pdrelay.depot.memory import MemoryDepot, MemoryDisk, MemoryEngineDepot, link
 from pdrelay.depot.receiving import LOST_PEER_SECONDS, PATIENCE, STARVED_SECONDS
 from pdrelay.depot.sending import LOST_LINK_SECONDS
 from pdrelay.errors import ArenaFullError
@@ -25,11 +25,14 @@ XFERS, NUMBERS = st.sampled_from("xyz"), st.integers(0, 5)
 class Pair:
     """Prefill depot `p` linked to decode depot `d`, an engine at each."""
 
-    def __init__(self, *, pages_there: int = 32, stepped: bool = False, batch_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, *, pages_there: int = 32, stepped: bool = False, batch_bytes: int = 1 << 20, disk_there: int = 0
+    ) -> None:
         self.now = 0.0
         clock: Callable[[], float] = lambda: self.now  # noqa: E731
         self.p = MemoryDepot("p", 32 * SHAPE.page_bytes, clock=clock)
-        self.d = MemoryDepot("d", pages_there * SHAPE.page_bytes, clock=clock)
+        self.disk = MemoryDisk(disk_there * SHAPE.page_bytes, stepped=stepped)
+        self.d = MemoryDepot("d", pages_there * SHAPE.page_bytes, clock=clock, disk=self.disk)
         self.link = link(self.p, self.d, stepped=stepped, batch_bytes=batch_bytes)
         self.prefill: MemoryEngineDepot = self.p.engine("prefill", SHAPE)
         self.decode: MemoryEngineDepot = self.d.engine("decode", SHAPE)
@@ -404,7 +407,7 @@ async def test_a_page_that_became_corrupt_where_it_was_received_is_fetched_again
     pair = Pair()
     produce(pair.prefill, "r", names(1, 2), SHAPE)
     await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
-    (_, leased) = pair.decode.lease("r", names(1, 2))
+    (_, leased) = pair.decode.lease("r", names(1, 2)).pages
     pair.d.arena[leased.offset] ^= 1
     pair.decode.corrupt("r", names(2))
     assert intact(pair.decode, "again", names(1, 2), SHAPE)
@@ -420,7 +423,7 @@ class Chaos(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pair = Pair(pages_there=4, stepped=True, batch_bytes=2 * SHAPE.layouts[0].part_bytes)
+        self.pair = Pair(pages_there=4, stepped=True, batch_bytes=2 * PART_BYTES, disk_there=4)
         self.production: dict[int, int] = {}
         self.productions = 0
 
@@ -499,6 +502,20 @@ class Chaos(RuleBasedStateMachine):
         if page is not None and page.have >> part & 1:
             depot.arena[page.offset + part * PART_BYTES + 500] ^= 1
 
+    @rule(count=st.integers(1, 4))
+    def step_disk(self, count: int) -> None:
+        for _ in range(count):
+            with self.pair.d.turn():
+                self.pair.disk.step()
+
+    @rule(broken=st.booleans())
+    def break_disk(self, broken: bool) -> None:
+        self.pair.disk.broken = broken
+
+    @rule(page=st.integers(0, 3))
+    def flip_on_disk(self, page: int) -> None:
+        self.pair.disk.data[page * SHAPE.page_bytes + 700] ^= 1
+
     @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]))
     def advance(self, seconds: float) -> None:
         self.pair.advance(seconds)
@@ -516,9 +533,17 @@ class Chaos(RuleBasedStateMachine):
             self.end(xfer)
         self.pair.prefill.close()
         self.pair.decode.close()
-        while self.pair.link.step():
-            pass
+        self.drain()
         self.pair.check_nothing_is_held()
+        disk = self.pair.d.hub.tier.stats()
+        assert disk.used_bytes == disk.pages * SHAPE.page_bytes
+
+    def drain(self) -> None:
+        """All that is under way comes to its end."""
+        moved = True
+        while moved:
+            with self.pair.d.turn():
+                moved = self.pair.link.step() or self.pair.disk.step()
 
 
 class Delivery(Chaos):
@@ -539,8 +564,7 @@ class Delivery(Chaos):
             for number in range(3):
                 self.reserve(number)
                 self.write(number, range(4))
-            while self.pair.link.step():
-                pass
+            self.drain()
             self.advance(0.5)
         assert self.pair.p.hub.senders.stats("last").delivered
         self.end("last")

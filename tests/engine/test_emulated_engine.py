@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdrelay.depot.base import EngineDepot, PageKind, Part, Transfer, Use
-from pdrelay.depot.memory import MemoryDepot
+from pdrelay.depot.memory import MemoryDepot, MemoryDisk
 from pdrelay.engine.emulated.backend import EmulatedBackend
 from pdrelay.engine.emulated.host_depot import HostDepot
 from pdrelay.engine.emulated.steps import ScaledClock
@@ -34,8 +34,8 @@ MAX_MODEL_LEN = 4096
 class Site:
     """A datacenter: one depot and its engines."""
 
-    def __init__(self, *engines: str, arena: int = 4 << 20, profile: Profile = PROFILE) -> None:
-        self.depot = MemoryDepot(capacity=arena)
+    def __init__(self, *engines: str, arena: int = 4 << 20, profile: Profile = PROFILE, disk: int = 0) -> None:
+        self.depot = MemoryDepot(capacity=arena, disk=MemoryDisk(disk))
         self.control = self.depot.control()
         self.backends = {name: self._backend(name, profile) for name in engines}
         self.engines = {name: LocalEngine(backend) for name, backend in self.backends.items()}
@@ -91,7 +91,7 @@ async def ship(source: Site, target: Site, prompt: list[int], damage: int | None
     names = pages_of(prompt).names
     await pin(target, prompt)
     sender, receiver = source.depot.engine("sender", CONTRACT), target.depot.engine("receiver", CONTRACT)
-    offsets = [page.offset for page in sender.lease("x", names)]
+    offsets = [page.offset for page in sender.lease("x", names).pages]
     assert len(offsets) == len(names)
     places = receiver.reserve("x", names, [PageKind.PREFIX] * len(names))
     for index, (name, offset, place) in enumerate(zip(names, offsets, places, strict=True)):
@@ -233,6 +233,19 @@ async def test_prefix_hits_are_not_computed_again() -> None:
         longer = prompt[:70] + prompt_of(40, seed=1)
         assert (await prefill(near, longer, sampling, "c"))[0].prefilled.cached_tokens == 64
         assert near.depot.hub.stats().use == {"P": Use(requests=3, own=96 + 64, arena=4, computed=100 + 46)}
+
+
+async def test_what_the_arena_lost_comes_back_from_disk() -> None:
+    prompt, sampling = prompt_of(96), sampling_of()
+    expected, _ = reference(prompt, sampling)
+    async with sites(("P", "RLD"), arena=7 * CONTRACT.page_bytes, disk=32 * CONTRACT.page_bytes) as (near,):
+        await prefill(near, prompt, sampling, "a", pinned=False)
+        await prefill(near, prompt_of(96, seed=1), sampling, "b", pinned=False)  # takes most of the arena
+        run = await decode(near.engines["RLD"], decode_request(prompt, sampling, expected[:1]))
+        assert ids_of(run) == expected[1:]
+        use, disk = near.depot.hub.stats().use["RLD"], near.depot.hub.stats().disk
+        assert use == Use(requests=1, arena=96 - 16 * disk.restored_pages, disk=16 * disk.restored_pages)
+        assert disk.restored_pages >= 4
 
 
 async def test_an_engine_that_restarts_finds_its_pages_at_the_depot() -> None:

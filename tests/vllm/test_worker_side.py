@@ -79,7 +79,7 @@ def test_a_page_goes_out_and_comes_back(
     (offset,) = engine.reserve("w", [PAGE], [PageKind.PREFIX])
     assert offset is not None
     _step(worker, StepOrders(epoch=depot.hub.epoch, copies=[PageCopy("w", PAGE, 2, offset)], released=["w"]))
-    (page,) = engine.lease("r", [PAGE])
+    (page,) = engine.lease("r", [PAGE]).pages
     assert page.offset == offset
     _step(worker, StepOrders(epoch=depot.hub.epoch, zero=[2], loads=[_load("request", page, 4)]))
     assert _results(worker, "request") == (True, False)

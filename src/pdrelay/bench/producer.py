@@ -69,7 +69,7 @@ class Producer:
     def count_intact(self, owner: str, names: Sequence[bytes]) -> int:
         """How many of the leading `names` are here with the bytes that `publish` wrote."""
         intact, data = 0, self._template.data
-        for name, page in zip(names, self._depot.lease(owner, names), strict=False):
+        for name, page in zip(names, self._depot.lease(owner, names).pages, strict=False):
             found = self._depot.arena[page.offset : page.offset + len(data)]
             intact += found[:NAME_BYTES] == name and found[NAME_BYTES:] == data[NAME_BYTES:]
         self._depot.release(owner)

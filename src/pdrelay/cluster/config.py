@@ -95,6 +95,7 @@ _PATH_KEYS = {
     ("model", "chat_template"),
     ("tls", "directory"),
     ("host", "socket"),
+    ("host.disk", "path"),
     ("instance", "profile"),
 }
 
@@ -102,7 +103,11 @@ _PATH_KEYS = {
 def _absolute(raw: dict[str, object], base: Path) -> dict[str, object]:
     def fix(table: str, entry: dict[str, object]) -> dict[str, object]:
         return {
-            key: str(base / str(value)) if (table, key) in _PATH_KEYS and value else value
+            key: fix(f"{table}.{key}", value)
+            if isinstance(value, dict)
+            else str(base / str(value))
+            if (table, key) in _PATH_KEYS and value
+            else value
             for key, value in entry.items()
         }
 
@@ -199,6 +204,8 @@ def _quantities(deployment: Deployment) -> Iterable[Problem]:
     ]
     for i, host in enumerate(deployment.host):
         checks += [(f"host[{i}].listen", host.listen, parse_address), (f"host[{i}].arena", host.arena, parse_size)]
+        if host.disk is not None:
+            checks.append((f"host[{i}].disk.size", host.disk.size, parse_size))
         checks += [(f"host[{i}].{key}", getattr(host, key), parse_address) for key in ("address", "metrics")
                    if getattr(host, key)]  # fmt: skip
     for i, instance in enumerate(deployment.instance):

@@ -39,6 +39,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     name: str
 
 
+class Disk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tier below a depot's arena: a file of `size` at `path` that the depot makes, and that goes with it."""
+
+    path: str
+    size: str
+
+
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One machine and its depot.
 
@@ -53,6 +60,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     address: str = ""
     metrics: str = ""
     arena: str = "1GiB"  # budget of the arena
+    disk: Disk | None = None  # where pages go that the arena has no room for
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -43,6 +43,13 @@ class Leased(NamedTuple):
     from_disk: bool = False  # it was brought back from the disk tier, and this is its first lease since
 
 
+class Leases(NamedTuple):
+    """What `lease` gives."""
+
+    pages: list[Leased]  # the leading names that are complete in the arena
+    coming: int = 0  # how many names after those are on their way from the disk tier: ask again
+
+
 class Use(msgspec.Struct, frozen=True, kw_only=True):
     """Where an engine had the KV of prompts from, in tokens. The first four are the tokens of all these prompts."""
 
@@ -87,11 +94,14 @@ class EngineDepot(Protocol):
         ...
 
     def match(self, names: Sequence[bytes]) -> int:
-        """How many leading `names` are complete here."""
+        """How many leading `names` are complete here. Those on disk count, and are brought back into the arena."""
         ...
 
-    def lease(self, owner: str, names: Sequence[bytes]) -> list[Leased]:
-        """Keeps the leading complete pages of `names` for reading. A reader verifies every part that it loads."""
+    def lease(self, owner: str, names: Sequence[bytes]) -> Leases:
+        """Keeps the leading complete pages of `names` for reading, and brings back what follows them on disk.
+
+        A reader verifies every part that it loads.
+        """
         ...
 
     def corrupt(self, owner: str, names: Sequence[bytes]) -> None:
@@ -203,6 +213,20 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
     delivered: bool = False
 
 
+class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk tier."""
+
+    state: str = "none"  # or "on", or "off: " and why
+    pages: int = 0
+    used_bytes: int = 0
+    capacity_bytes: int = 0
+    written_pages: int = 0
+    restored_pages: int = 0  # read back into the arena
+    evicted_pages: int = 0
+    corrupt_pages: int = 0  # read back with bytes that do not fit: dropped
+    errors: int = 0
+
+
 class DepotStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters that must return to their start when all requests have ended: leases, reservations, transfers."""
 
@@ -222,6 +246,7 @@ class DepotStats(msgspec.Struct, frozen=True, kw_only=True):
     corrupt_pages: int  # dropped because their bytes in the arena were wrong
     evicted_pages: int
     reserve_waits: int  # reservations refused for want of room
+    disk: DiskStats
     use: dict[str, Use]  # by engine instance, since the depot started
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pdrelay.depot.index import Index
-from pdrelay.kv.contract import KVContract
+from pdrelay.kv.contract import KVContract, Layout
 from pdrelay.kv.names import in_group
 
 ModelScope = tuple[str, str]
@@ -21,6 +21,7 @@ class Contracts:
 
     def __init__(self, index: Index) -> None:
         self._index = index
+        self.on_void: Callable[[Collection[Layout]], None] = lambda _: None  # told of layouts that nobody uses any more
         self._contracts: dict[ModelScope, KVContract] = {}
         self._holders: dict[ModelScope, set[str]] = {}
 
@@ -32,6 +33,7 @@ class Contracts:
             if self._holders[scope] - {holder} or self._index.in_use(known.layouts):
                 known.require_equal(contract)
             self._index.evict_all(known.layouts)
+            self.on_void(known.layouts)
         self._contracts[scope] = contract
         self._holders.setdefault(scope, set()).add(holder)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from pdrelay.depot import wire
 from pdrelay.depot.arena import close_map, map_arena
-from pdrelay.depot.base import Leased, PageKind, Part, Use
+from pdrelay.depot.base import Leases, PageKind, Part, Use
 from pdrelay.errors import DepotUnavailableError, ProtocolError
 from pdrelay.kv.contract import KVContract
 
@@ -26,7 +26,7 @@ TIMEOUT_SECONDS = 10.0
 """A depot answers in microseconds; one that does not for so long counts as gone."""
 
 _counts = msgspec.msgpack.Decoder(int)
-_leased = msgspec.msgpack.Decoder(list[Leased])
+_leases = msgspec.msgpack.Decoder(Leases)
 _reserved = msgspec.msgpack.Decoder(list[int | None])
 _nothing = msgspec.msgpack.Decoder(None)
 
@@ -113,9 +113,9 @@ class SocketEngineDepot:
         """See EngineDepot."""
         return self._call(wire.Match(list(names)), _counts)
 
-    def lease(self, owner: str, names: Sequence[bytes]) -> list[Leased]:
+    def lease(self, owner: str, names: Sequence[bytes]) -> Leases:
         """See EngineDepot."""
-        return self._call(wire.Lease(owner, list(names)), _leased)
+        return self._call(wire.Lease(owner, list(names)), _leases)
 
     def corrupt(self, owner: str, names: Sequence[bytes]) -> None:
         """See EngineDepot."""

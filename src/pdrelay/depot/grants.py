@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from pdrelay.depot.index import Index, Page
+from pdrelay.depot.index import Index
+from pdrelay.depot.page import Page
 
 REVOKE_SECONDS = 30.0
 """A sender that has not closed a revoked grant for so long hangs: its conversation is ended, which frees the extent."""

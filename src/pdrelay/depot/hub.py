@@ -16,6 +16,7 @@ from pdrelay.depot.base import (
     DepotStats,
     Forgotten,
     Leased,
+    Leases,
     LinkState,
     PageKind,
     Part,
@@ -27,11 +28,14 @@ from pdrelay.depot.base import (
 )
 from pdrelay.depot.checksums import pack_checksums, wrong_parts
 from pdrelay.depot.contracts import Contracts
+from pdrelay.depot.disk import Disk, NoDisk
 from pdrelay.depot.inbox import Inbox
-from pdrelay.depot.index import Changes, Index, Page
+from pdrelay.depot.index import Index
+from pdrelay.depot.page import Changes, Page
 from pdrelay.depot.payload import LinkCodecs
 from pdrelay.depot.receiving import Receivers
 from pdrelay.depot.sending import Senders
+from pdrelay.depot.tiers import DiskTier
 from pdrelay.depot.waiters import HeldPages, Waiter, Waiters
 from pdrelay.errors import ArenaFullError, ContractError
 from pdrelay.kv.contract import KVContract
@@ -56,17 +60,21 @@ class Hub:
         clock: Callable[[], float],
         epoch_base: int = 0,
         codecs: LinkCodecs | None = None,
+        disk: Disk | None = None,
     ) -> None:
         self.name, self.arena, self.fleet_key, self.clock = name, arena, fleet_key, clock
         self.epoch = uuid4().hex
         self.index = Index(len(arena), epoch_base)
         self.contracts = Contracts(self.index)
         self.held = HeldPages()
-        self.waiters = Waiters(self.index, self.held)
+        self.tier = DiskTier(self.index, arena, disk if disk is not None else NoDisk(), clock)
+        self.tier.after = self.settle
+        self.contracts.on_void = self.tier.forget_layouts
+        self.waiters = Waiters(self.index, self.held, self.tier.recall)
         self.codecs = codecs or LinkCodecs()
         self.inbox = Inbox(arena, self.codecs)
-        self.senders = Senders(self.index, self.contracts, self.emit, self.intact)
-        self.receivers = Receivers(self.index, self.contracts, self.held, self.inbox)
+        self.senders = Senders(self.index, self.contracts, self.emit, self.intact, self.tier)
+        self.receivers = Receivers(self.index, self.contracts, self.held, self.inbox, self.tier)
         self.on_contracts: dict[int, Callable[[], None]] = {}
         self._link_states: dict[str, LinkState] = {}
         self._subscribers: dict[int, Callable[[DepotEvent], None]] = {}
@@ -99,12 +107,29 @@ class Hub:
             self.receivers.held_changed(instance, [], self.contracts.in_all_groups(list(gone)))
         self._contracts_changed()
 
-    def lease(self, connection: int, owner: str, names: Sequence[bytes]) -> list[Leased]:
+    def match(self, names: Sequence[bytes]) -> int:
+        """See EngineDepot.match."""
+        count = self.tier.available(names)
+        self._recall(names[:count])
+        return count
+
+    def lease(self, connection: int, owner: str, names: Sequence[bytes]) -> Leases:
         """See EngineDepot.lease."""
         pages = self.index.lease(owner, names)
         if pages:
             self._opener.setdefault(owner, connection)
-        return [Leased(page.offset, pack_checksums(page.checksums)) for page in pages]
+        leased = [Leased(page.offset, pack_checksums(page.checksums), page.from_disk) for page in pages]
+        for page in pages:
+            page.from_disk = False
+        rest = names[len(pages) :]
+        coming = self.tier.available(rest)
+        self._recall(rest[:coming])
+        return Leases(leased, coming)
+
+    def _recall(self, names: Sequence[bytes]) -> None:
+        self.index.touch(names)  # or those in the arena would go for the sake of those on disk
+        self.tier.recall(names)
+        self.settle()
 
     def corrupt(self, owner: str, names: Sequence[bytes]) -> None:
         """See EngineDepot.corrupt."""
@@ -195,12 +220,14 @@ class Hub:
 
     def wait(self, names: Sequence[bytes], engine: str, done: Callable[[], None]) -> Waiter:
         """See DepotControl.wait; `done` is called once, perhaps at once."""
-        return self.waiters.add(names, engine, done)
+        waiter = self.waiters.add(names, engine, done)
+        self.settle()
+        return waiter
 
     def transfer(self, transfer: Transfer, client: str) -> None:
         """See DepotControl.transfer. Raises DepotError for a depot that no link leads to."""
         self.senders.start(transfer, client, self.clock())
-        self.settle()
+        self._recall(transfer.names)
 
     def demote(self, xfer: str) -> None:
         """See DepotControl.demote."""
@@ -232,6 +259,7 @@ class Hub:
             corrupt_pages=self.index.condemned,
             evicted_pages=self.index.evicted,
             reserve_waits=self.index.reserve_waits + self.receivers.waits,
+            disk=self.tier.stats(),
             use=dict(self._use),
         )
 
@@ -285,7 +313,8 @@ class Hub:
 
     def subscribe(self, tell: Callable[[DepotEvent], None]) -> int:
         """Tells the present holdings at once and all events from now on; the subscription's id."""
-        holdings = {self.name: [page.name for page in self.index if page.complete]}
+        here = dict.fromkeys(page.name for page in self.index if page.complete) | dict.fromkeys(self.tier)
+        holdings = {self.name: list(here)}
         holdings |= {instance: self.held.names_of(instance) for instance in self.held.instances()}
         for holder, names in holdings.items():
             for start in range(0, len(names), NAMES_AT_ONCE):  # no frame so long that it looks like silence
@@ -316,13 +345,16 @@ class Hub:
             while changes := self.index.take_changes():
                 self._tell_holdings(changes)
                 self.receivers.on_changes(changes)
+                self.tier.on_changes(changes)
                 self.senders.on_changes(changes, self.clock())
+            if gone := self.tier.take_removed():
+                self.emit(Removed(self.name, gone))
         finally:
             self._settling = False
 
     def _tell_holdings(self, changes: Changes) -> None:
         # A name may have come and gone since the last look: what counts is whether it is here now.
-        if removed := [name for name in changes.removed if not self.index.complete(name)]:
+        if removed := [name for name in changes.removed if not self.tier.available([name])]:
             self.emit(Removed(self.name, removed))
         if stored := [name for name in changes.completed if self.index.complete(name)]:
             self.emit(Stored(self.name, stored))
@@ -337,4 +369,5 @@ class Hub:
                 self.senders.client_gone(client)
         self.senders.tick(now)
         self.receivers.tick(now)
+        self.tier.tick(now)
         self.settle()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import Fidelity
 from pdrelay.depot.checksums import checksum, unpack_checksums, wrong_parts
-from pdrelay.depot.index import Page
+from pdrelay.depot.page import Page
 from pdrelay.depot.payload import LinkCodecs, ReadInto, RunDecoder
 from pdrelay.errors import ProtocolError
 

@@ -11,55 +11,12 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from pdrelay.depot.arena import ExtentAllocator, aligned
 from pdrelay.depot.base import Fidelity, PageKind
+from pdrelay.depot.page import Changes, Lost, Page
 from pdrelay.errors import ArenaFullError, ProtocolError
 from pdrelay.kv.contract import Layout
-
-
-@dataclass(slots=True, eq=False)
-class Page:
-    """A page that has room in the arena. It is complete when it has no writer."""
-
-    name: bytes
-    kind: PageKind
-    layout: Layout
-    offset: int
-    epoch: int  # grows with every new production of any page; parts of two epochs never mix
-    writer: str | None
-    have: int = 0  # bitmap of the parts that are written
-    checksums: array[int] = field(default_factory=lambda: array("Q"))
-    fidelity: Fidelity = ""  # of the parts that are the least exact
-    users: int = 0  # leases, and threads that read or write its bytes just now
-    dropped: bool = False
-
-    @property
-    def complete(self) -> bool:
-        """All parts are here."""
-        return self.writer is None
-
-
-class Lost(NamedTuple):
-    """A page that others may wait for became absent: before it was complete, or because its bytes were wrong."""
-
-    name: bytes
-    died: bool  # nobody gave it up: its writer went away, or its bytes were wrong
-
-
-@dataclass(slots=True)
-class Changes:
-    """What happened since the last look."""
-
-    published: list[tuple[Page, int]] = field(default_factory=list)  # pages and bitmaps of their new parts
-    completed: list[bytes] = field(default_factory=list)
-    removed: list[bytes] = field(default_factory=list)  # complete pages that went
-    lost: list[Lost] = field(default_factory=list)
-    room: bool = False  # more room can be had than before
-
-    def __bool__(self) -> bool:
-        return bool(self.published or self.completed or self.removed or self.lost or self.room)
 
 
 @dataclass(slots=True)
@@ -98,6 +55,11 @@ class Index:
     def used_bytes(self) -> int:
         """Bytes that pages take."""
         return self._allocator.capacity - self._allocator.free_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that no page takes."""
+        return self._allocator.free_bytes
 
     @property
     def available(self) -> int:
@@ -142,11 +104,14 @@ class Index:
             if page is None or page.writer is not None:
                 break
             count += 1
-        # The last page of a prefix is worth least: it must be the first to go.
-        for name in reversed(names[:count]):
+        self.touch(names[:count])
+        return count
+
+    def touch(self, names: Sequence[bytes]) -> None:
+        """The pages of a prefix count as used just now. Its last page is worth least, and the first to go."""
+        for name in reversed(names):
             if name in self._idle:
                 self._idle.move_to_end(name)
-        return count
 
     def take_changes(self) -> Changes:
         """What happened since the last call."""
@@ -347,6 +312,7 @@ class Index:
         if page.name not in self._idle:
             self._idle[page.name] = page
             self._idle_bytes += aligned(page.layout.page_bytes)
+            self._changes.idle.append(page)
             self._changes.room = True
 
     def _leave_idle(self, page: Page) -> None:

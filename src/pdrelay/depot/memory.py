@@ -12,7 +12,7 @@ from uuid import uuid4
 from pdrelay.depot.base import (
     DepotEvent,
     DepotStats,
-    Leased,
+    Leases,
     PageKind,
     Part,
     Transfer,
@@ -20,6 +20,7 @@ from pdrelay.depot.base import (
     Use,
 )
 from pdrelay.depot.hub import Hub
+from pdrelay.depot.memory_disk import MemoryDisk
 from pdrelay.depot.memory_link import MemoryLink, link
 from pdrelay.errors import DepotUnavailableError
 from pdrelay.kv.contract import KVContract
@@ -34,9 +35,11 @@ class MemoryDepot:
         capacity: int = 1 << 20,
         fleet_key: bytes = b"k" * 32,
         clock: Callable[[], float] = time.monotonic,
+        disk: MemoryDisk | None = None,
     ) -> None:
         self.arena = memoryview(bytearray(capacity))
-        self.hub = Hub(name, self.arena, fleet_key, clock)
+        self.disk = disk if disk is not None else MemoryDisk(0)
+        self.hub = Hub(name, self.arena, fleet_key, clock, disk=self.disk)
         self.lock = threading.RLock()
         self.alive = True
         self.links: list[MemoryLink] = []
@@ -46,8 +49,15 @@ class MemoryDepot:
         """Owns the hub; what its links carry moves before the turn ends."""
         with self.lock:
             yield
+            self._move()
+
+    def _move(self) -> None:
+        disks = {id(end): end.disk for link in self.links for end in (link.source, link.target)} | {id(self): self.disk}
+        moved = True
+        while moved:
             for carried in self.links:
                 carried.move()
+            moved = any(disk.step() for disk in disks.values() if not disk.stepped)
 
     def engine(self, instance: str, contract: KVContract) -> MemoryEngineDepot:
         """A connection of an engine. Raises ContractError."""
@@ -104,9 +114,9 @@ class MemoryEngineDepot:
     def match(self, names: Sequence[bytes]) -> int:
         """See EngineDepot."""
         with self._depot.turn():
-            return self._hub().index.match(names)
+            return self._hub().match(names)
 
-    def lease(self, owner: str, names: Sequence[bytes]) -> list[Leased]:
+    def lease(self, owner: str, names: Sequence[bytes]) -> Leases:
         """See EngineDepot."""
         with self._depot.turn():
             return self._hub().lease(self._id(), self._owner(owner), names)
@@ -261,4 +271,4 @@ def _on_loop(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> Non
     loop.call_soon_threadsafe(action)
 
 
-__all__ = ["MemoryDepot", "MemoryDepotControl", "MemoryEngineDepot", "MemoryLink", "link"]
+__all__ = ["MemoryDepot", "MemoryDepotControl", "MemoryDisk", "MemoryEngineDepot", "MemoryLink", "link"]

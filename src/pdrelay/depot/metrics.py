@@ -41,6 +41,17 @@ METRICS = (
     Metric("reserve_waits_total", "counter", "reserve_waits", "Reservations refused for want of room."),
 )
 
+DISK_METRICS = (
+    Metric("pages", "gauge", "pages", "Pages on disk."),
+    Metric("used_bytes", "gauge", "used_bytes", "Bytes of the disk tier that pages take."),
+    Metric("capacity_bytes", "gauge", "capacity_bytes", "Bytes of the disk tier."),
+    Metric("written_pages_total", "counter", "written_pages", "Pages written to disk."),
+    Metric("restored_pages_total", "counter", "restored_pages", "Pages read back into the arena."),
+    Metric("evicted_pages_total", "counter", "evicted_pages", "Pages evicted from disk."),
+    Metric("corrupt_pages_total", "counter", "corrupt_pages", "Pages that came back from disk with wrong bytes."),
+    Metric("errors_total", "counter", "errors", "Reads and writes that failed."),
+)
+
 SOURCES = ("own", "arena", "disk", "computed")
 """Fields of `Use` that share out the tokens of prompts."""
 
@@ -61,6 +72,13 @@ def _lines(hub: Hub) -> Iterator[str]:
         yield f"# HELP pdrelay_depot_{metric.name} {metric.text}"
         yield f"# TYPE pdrelay_depot_{metric.name} {metric.kind}"
         yield f"pdrelay_depot_{metric.name}{{{label}}} {getattr(stats, metric.field)}"
+    for metric in DISK_METRICS:
+        yield f"# HELP pdrelay_depot_disk_{metric.name} {metric.text}"
+        yield f"# TYPE pdrelay_depot_disk_{metric.name} {metric.kind}"
+        yield f"pdrelay_depot_disk_{metric.name}{{{label}}} {getattr(stats.disk, metric.field)}"
+    yield "# HELP pdrelay_depot_disk_up Whether the disk tier works; 0 also where none is configured."
+    yield "# TYPE pdrelay_depot_disk_up gauge"
+    yield f"pdrelay_depot_disk_up{{{label}}} {int(stats.disk.state == 'on')}"
     yield from _use_lines(stats.use, label)
     yield "# HELP pdrelay_depot_link_up Whether the link to another depot is up."
     yield "# TYPE pdrelay_depot_link_up gauge"

@@ -10,7 +10,8 @@ from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import Transfer, TransferStats
 from pdrelay.depot.checksums import pack_checksums
 from pdrelay.depot.grants import NOWHERE, Place
-from pdrelay.depot.index import Index, Page
+from pdrelay.depot.index import Index
+from pdrelay.depot.page import Page
 
 MAX_RUN = 256 << 10
 """Bytes of a run, if its parts are smaller: the receiver checks a run while the processor's cache holds it."""

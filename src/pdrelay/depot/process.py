@@ -16,6 +16,7 @@ from pdrelay.cluster.topology import Host, Link
 from pdrelay.cluster.units import parse_rate, parse_size, parse_time
 from pdrelay.depot.arena import Arena
 from pdrelay.depot.codec import codec_named
+from pdrelay.depot.disk import NoDisk, open_disk
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.link import DepotLink, Route
 from pdrelay.depot.listener import TlsListener
@@ -85,10 +86,12 @@ async def running(deployment: Deployment, name: str) -> AsyncIterator[Hub]:
     async with AsyncExitStack() as stack:
         arena = _arena(host)
         epoch_base = time.time_ns() >> 10
-        hub = Hub(name, arena.view, key, time.monotonic, epoch_base, link_codecs(deployment, host))
+        disk = open_disk(host.disk.path, parse_size(host.disk.size)) if host.disk is not None else NoDisk()
+        hub = Hub(name, arena.view, key, time.monotonic, epoch_base, link_codecs(deployment, host), disk)
         await require_nixl(deployment, host, arena.fd)
         unix = DepotServer(hub, arena)
         stack.push_async_callback(unix.aclose)
+        stack.callback(disk.close)  # before the arena that its threads read and write
         await unix.start(host.socket)
         agents = {depot: maker(link, name, arena.fd) for depot, link in writers(deployment, host)}
         stack.push_async_callback(TlsListener(hub, host.listen, server, agents).aclose)

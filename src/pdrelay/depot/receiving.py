@@ -17,7 +17,9 @@ from pdrelay.depot.base import PageKind
 from pdrelay.depot.contracts import Contracts
 from pdrelay.depot.grants import NOWHERE, Grants, Place
 from pdrelay.depot.inbox import Inbox, Landed, Slot, runs_of_bits
-from pdrelay.depot.index import Changes, Index, Page
+from pdrelay.depot.index import Index
+from pdrelay.depot.page import Changes, Page
+from pdrelay.depot.tiers import DiskTier
 from pdrelay.depot.waiters import HeldPages
 from pdrelay.errors import ArenaFullError
 from pdrelay.kv.contract import KVContract
@@ -73,8 +75,8 @@ class Receiving:
 class Receivers:
     """All transfers that come in."""
 
-    def __init__(self, index: Index, contracts: Contracts, held: HeldPages, inbox: Inbox) -> None:
-        self._index, self._contracts, self._held, self._inbox = index, contracts, held, inbox
+    def __init__(self, index: Index, contracts: Contracts, held: HeldPages, inbox: Inbox, tier: DiskTier) -> None:
+        self._index, self._contracts, self._held, self._inbox, self._tier = index, contracts, held, inbox, tier
         self.grants = Grants(index)
         self._live: dict[tuple[str, str], Receiving] = {}
         self._by_name: dict[bytes, dict[Receiving, None]] = {}
@@ -216,11 +218,19 @@ class Receivers:
             self._index.reserve(receiving.owner, names, kinds, contract.layout_of)
         except ArenaFullError:  # enough room in all, but in pieces too small
             names = []
-        self._want(receiving, [self._open(receiving, name) for name in names])
+        self._want(receiving, [self._open(receiving, name) for name in names if not self._read_back(receiving, name)])
         if len(names) == len(absent):
             return True
         self.waits += 1
         return ends[-1] > self._index.capacity  # what can never fit must not stop the others
+
+    def _read_back(self, receiving: Receiving, name: bytes) -> bool:
+        """Whether the page, for which there is room now, need not cross the line because it is on disk here."""
+        page = self._index.get(name)
+        if page is None or not self._tier.holds(name):
+            return False
+        self._tier.fill(receiving.owner, page)
+        return True
 
     def _watch_room(self, now: float) -> None:
         """Breaks two deadlocks. The sender's arena is full of a transfer that waits for room here, which another holds
@@ -284,8 +294,11 @@ class Receivers:
         return contract or self._contracts.only()
 
     def _held_bits(self, receiving: Receiving) -> bytes:
-        held = sum(1 << at for at, name in enumerate(receiving.names) if name not in receiving.lacking)
+        held = sum(1 << at for at, name in enumerate(receiving.names) if self._is_here(receiving, name))
         return link.pack_bits(held)
+
+    def _is_here(self, receiving: Receiving, name: bytes) -> bool:
+        return name not in receiving.lacking or self._tier.holds(name)
 
     def _kind(self, receiving: Receiving, name: bytes) -> PageKind:
         return PageKind.TRANSFER if name in receiving.tails else PageKind.PREFIX

@@ -13,8 +13,10 @@ from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import Delivered, DepotEvent, Offered, Stalled, Transfer, TransferStats
 from pdrelay.depot.contracts import Contracts
 from pdrelay.depot.grants import Place
-from pdrelay.depot.index import Changes, Index, Page
+from pdrelay.depot.index import Index
 from pdrelay.depot.outbox import FlyingBatch, Outbox, Sending, Wanted
+from pdrelay.depot.page import Changes, Page
+from pdrelay.depot.tiers import DiskTier
 from pdrelay.errors import DepotError
 
 STALL_SECONDS = 2.0
@@ -55,10 +57,11 @@ class Senders:
         index: Index,
         contracts: Contracts,
         emit: Callable[[DepotEvent], None],
-        intact: Callable[[Page], bool] = lambda _: True,
+        intact: Callable[[Page], bool],
+        tier: DiskTier,
     ) -> None:
         """`intact` says whether the bytes of a page's published parts fit their checksums."""
-        self._index, self._contracts, self._emit, self._intact = index, contracts, emit, intact
+        self._index, self._contracts, self._emit, self._intact, self._tier = index, contracts, emit, intact, tier
         self.peers: dict[str, Peer] = {}
         self.outbox = Outbox(index)
         self._live: dict[str, Sending] = {}
@@ -186,6 +189,8 @@ class Senders:
             page = self._index.get(want.name)
             if page is not None:
                 self.outbox.line_up(sending, page)
+            else:
+                self._tier.recall([want.name])
         self._wake(sending)
 
     def _on_revoke(self, origin: str, revoke: link.Revoke) -> None:
@@ -229,7 +234,8 @@ class Senders:
                 wanted = sending.wanted.get(name)
                 if wanted is not None and not wanted.missing:
                     continue
-                if was_death:
+                self._tier.recall([name])
+                if was_death and not self._tier.holds(name):
                     died.setdefault(sending, []).append(name)
                 else:
                     sending.absent_since.setdefault(name, now)

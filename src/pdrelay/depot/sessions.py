@@ -45,7 +45,7 @@ class EngineSession:
             case wire.Publish():
                 hub.publish(self._owner(request.owner), request.parts)
             case wire.Match():
-                return hub.index.match(request.names)
+                return hub.match(request.names)
             case wire.Lease():
                 return hub.lease(self._connection, self._owner(request.owner), request.names)
             case wire.Corrupt():

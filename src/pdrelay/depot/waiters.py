@@ -56,8 +56,11 @@ class Waiter:
 class Waiters:
     """Calls each waiter back once, when all its names are there at the same time."""
 
-    def __init__(self, index: Index, held: HeldPages) -> None:
-        self._index, self._held = index, held
+    def __init__(
+        self, index: Index, held: HeldPages, recall: Callable[[Iterable[bytes]], None] = lambda _: None
+    ) -> None:
+        """`recall` brings pages back that are on disk only."""
+        self._index, self._held, self._recall = index, held, recall
         self._by_name: dict[bytes, set[Waiter]] = {}
 
     def __len__(self) -> int:
@@ -90,7 +93,9 @@ class Waiters:
         waiter.missing = {name for name in waiter.names if not self._available(name, waiter.engine)}
         for name in waiter.missing:
             self._by_name.setdefault(name, set()).add(waiter)
-        if not waiter.missing:
+        if waiter.missing:
+            self._recall(waiter.missing)
+        else:
             waiter.done()
 
     def _available(self, name: bytes, engine: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from pdrelay.depot.base import DepotEvent, DepotStats, Leased, Transfer, TransferStats, Use
+from pdrelay.depot.base import DepotEvent, DepotStats, Leases, Transfer, TransferStats, Use
 from pdrelay.errors import (
     ArenaFullError,
     ContractError,
@@ -189,7 +189,7 @@ class Happened(msgspec.Struct, frozen=True, tag="event", array_like=True):
 
 ToDepot = Call | Tell
 FromDepot = Reply | Failure | Happened
-Answer = TransferStats | DepotStats | list[Leased] | list[int | None] | int | None
+Answer = TransferStats | DepotStats | Leases | list[int | None] | int | None
 
 _encoder = msgspec.msgpack.Encoder()
 _to_depot = msgspec.msgpack.Decoder(ToDepot)

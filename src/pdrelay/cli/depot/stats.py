@@ -58,6 +58,9 @@ def _print(answers: Answers) -> None:
     console.print(_holdings(answers))
     console.print()
     console.print(_traffic(answers))
+    if any(answer.stats is not None and answer.stats.disk.state != "none" for answer in answers.values()):
+        console.print()
+        console.print(_disks(answers))
     if any(answer.stats is not None and answer.stats.use for answer in answers.values()):
         console.print()
         console.print(_tiers(answers))
@@ -93,6 +96,18 @@ def _traffic(answers: Answers) -> Table:
     return table
 
 
+def _disks(answers: Answers) -> Table:
+    from pdrelay.cluster.units import size_text
+
+    table = _table("depot", "disk tier", "pages", "bytes", "of", "written", "read back", "evicted", "corrupt", "errors")
+    for host, answer in answers.items():
+        if answer.stats is not None and (disk := answer.stats.disk).state != "none":
+            sizes = size_text(disk.used_bytes), size_text(disk.capacity_bytes)
+            counts = (disk.written_pages, disk.restored_pages, disk.evicted_pages, disk.corrupt_pages, disk.errors)
+            table.add_row(host, disk.state, str(disk.pages), *sizes, *map(str, counts))
+    return table
+
+
 def _tiers(answers: Answers) -> Table:
     """Shares of the tokens of all prompts, by where their KV came from."""
     table = _table(
@@ -112,5 +127,7 @@ def _table(*columns: str) -> Table:
 
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("depot", "engine") else "right", overflow="fold")
+        table.add_column(
+            column, justify="left" if column in ("depot", "engine", "disk tier") else "right", overflow="fold"
+        )
     return table

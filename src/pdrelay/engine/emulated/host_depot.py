@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from pdrelay.depot.base import EngineDepot, Leased, PageKind, Part, Use
+from pdrelay.depot.base import EngineDepot, Leased, Leases, PageKind, Part, Use
 from pdrelay.errors import ArenaFullError, DepotUnavailableError, EngineRejectedError
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RETRY_SECONDS = 0.05
-"""How long a reservation waits before it tries again for room in the arena."""
+"""How long a reservation waits before it tries again for room in the arena, and a lease for pages from disk."""
+
+RECALL_SECONDS = 5.0
+"""What has not come back from disk by then is computed."""
 
 
 class DepotConnection:
@@ -38,13 +42,21 @@ class DepotConnection:
         """The shared arena. Offsets are good only in the arena of the connection that gave them."""
         return self.depot.arena
 
-    async def lease(self, owner: str, names: Sequence[bytes]) -> list[Leased]:
+    async def lease(self, owner: str, names: Sequence[bytes]) -> Leases:
         """See EngineDepot."""
         return await self._call(lambda: self.depot.lease(owner, names))
 
     async def corrupt(self, owner: str, names: Sequence[bytes]) -> None:
         """See EngineDepot."""
         await self._call(lambda: self.depot.corrupt(owner, names))
+
+    async def lease_patiently(self, owner: str, names: Sequence[bytes]) -> list[Leased]:
+        """As `lease`, but waits a while for pages that come back from disk."""
+        deadline = time.monotonic() + RECALL_SECONDS
+        while (leases := await self.lease(owner, names)).coming and time.monotonic() < deadline:
+            await self.release(owner)  # nobody waits for room while holding some
+            await asyncio.sleep(RETRY_SECONDS)
+        return leases.pages
 
     async def reserve(self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind]) -> list[int | None]:
         """See EngineDepot."""

@@ -90,7 +90,7 @@ class Running:
         if not names:
             return []
         drifts: list[bytes] = []
-        for name, page in zip(names, await self._depot.lease(self._owner, names), strict=False):
+        for name, page in zip(names, await self._depot.lease_patiently(self._owner, names), strict=False):
             if wrong_parts(self._page(page.offset), unpack_checksums(page.checksums)):
                 await self._depot.corrupt(self._owner, [name])
                 break

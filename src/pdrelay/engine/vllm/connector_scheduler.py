@@ -12,7 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from pdrelay.depot.base import EngineDepot
+from pdrelay.depot.base import EngineDepot, Leases
 from pdrelay.engine.vllm import publishing
 from pdrelay.engine.vllm.depot_connection import DepotConnection
 from pdrelay.engine.vllm.held import HeldBlocks
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _log = logging.getLogger(__name__)
-
-RETRY_SECONDS = 0.01
-"""Time between two tries of a request that waits for room in the arena."""
 
 
 class SchedulerSide:
@@ -176,7 +173,7 @@ class SchedulerSide:
 
     def _admit(self, depot: EngineDepot, job: Job) -> int | None:
         external = self._lease(depot, job)
-        if not job.publish or job.admitted or job.error:
+        if external is None or not job.publish or job.admitted or job.error:
             return external
         try:
             publishing.reserve_prompt(depot, job)
@@ -185,31 +182,35 @@ class SchedulerSide:
                 job.fail(f"the prompt's KV does not fit into the depot: {error}")
                 return external
             self._end_lease(job)  # INV-CONN-2: or two requests could wait for each other
-            job.retry_at = time.monotonic() + RETRY_SECONDS
+            job.try_later(time.monotonic())
             return None
         return external
 
-    def _lease(self, depot: EngineDepot, job: Job) -> int:
+    def _lease(self, depot: EngineDepot, job: Job) -> int | None:
         request, first = job.request, job.local // self._page_tokens
         if request.skip_reading_prefix_cache or job.failed_at == request.num_preemptions:
             return 0
         if job.lease is None or job.lease.first != first:
             self._end_lease(job)
-            job.lease = self._new_lease(depot, job, first)
+            job.lease, coming = self._new_lease(depot, job, first)
+            if coming and job.waits_for_disk(time.monotonic()):
+                self._end_lease(job)  # INV-CONN-2
+                return None
         return job.lease.tokens - job.local if job.lease is not None else 0
 
-    def _new_lease(self, depot: EngineDepot, job: Job, first: int) -> Lease | None:
+    def _new_lease(self, depot: EngineDepot, job: Job, first: int) -> tuple[Lease | None, int]:
+        """What the depot has of the request from page `first` on, and how many pages more it reads back from disk."""
         names, prompt = job.pages.full(job.request.all_token_ids, job.request.num_tokens), job.pages.prompt
-        leased = depot.lease(job.load_owner, names[first:]) if first < len(names) else []
+        leased, coming = depot.lease(job.load_owner, names[first:]) if first < len(names) else Leases([])
         last = first + len(leased)
         names, tokens = names[first:last], last * self._page_tokens
         if (
             prompt.tail is not None
             and last == len(prompt.full)
-            and (tail := depot.lease(job.load_owner, [prompt.tail]))
+            and (tail := depot.lease(job.load_owner, [prompt.tail]).pages)
         ):
             names, leased, tokens = [*names, prompt.tail], [*leased, *tail], prompt.length
-        return Lease(first, names, leased, tokens) if leased else None
+        return Lease(first, names, leased, tokens) if leased else None, coming
 
     def _end_lease(self, job: Job) -> None:
         if job.lease is None:

@@ -20,6 +20,12 @@ REPORT = "pdrelay"
 MAX_SPOILED = 3
 """A request whose loads met corrupt pages more often computes its prompt."""
 
+RETRY_SECONDS = 0.01
+"""Time between two tries of a request that waits for the arena or the disk."""
+
+RECALL_SECONDS = 5.0
+"""What has not come back from disk by then is computed."""
+
 
 def report(cached: int = 0, loaded: int = 0, error: str = "") -> dict[str, object]:
     """The kv_transfer_params of an output that tells what was done for its request."""
@@ -54,13 +60,14 @@ class Job:
     # loading
     lease: Lease | None = None
     loading: bool = False
+    recall_until: float | None = None  # it waits until then for pages that are on disk
     void: bool = False  # its lease ended while it loaded: the pages may have changed under the copy
     failed_at: int = -1  # preemptions so far when a load failed: no other try before the next preemption
     spoiled: int = 0  # loads that met a corrupt page
     # publishing
     admitted: bool = False  # the prompt's pages are reserved
     checked: bool = False  # looked for pages whose other writer died
-    retry_at: float = 0.0  # time of the next try to reserve
+    retry_at: float = 0.0  # time of the next try to lease and reserve
     writes: dict[int, Write] = field(default_factory=dict)  # reserved and not yet copied
     written: set[int] = field(default_factory=set)  # ever reserved
     decoded: int | None = None  # whole pages before this one are not ours to publish, or were looked at
@@ -103,6 +110,17 @@ class Job:
         disk = min(self.from_disk, loaded)
         computed = prompt - own - loaded
         return Use(requests=1, own=own, arena=loaded - disk, disk=disk, computed=computed, reloaded=self.reloaded)
+
+    def try_later(self, now: float) -> None:
+        """The depot is asked again in a while."""
+        self.retry_at = now + RETRY_SECONDS
+
+    def waits_for_disk(self, now: float) -> bool:
+        """Pages are on their way from disk: whether the request waits for them."""
+        if self.recall_until is None:
+            self.recall_until = now + RECALL_SECONDS
+        self.try_later(now)
+        return now < self.recall_until
 
     def load_failed(self) -> None:
         """Its load failed. Where the depot dropped a corrupt page it is asked again for what it has besides."""
