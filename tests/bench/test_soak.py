@@ -95,6 +95,14 @@ async def test_memory_of_real_depots_is_sampled_and_nothing_is_left(tmp_path: Pa
             assert 1 << 20 < memory.anonymous < memory.resident < 1 << 30
 
 
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+async def test_memory_is_flat_over_ten_thousand_transfers(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="b") as name:
+        found = await soak.soak(10_000, Place(Path(name), fleet.make_certificates(tmp_path)), lambda _: None)
+    assert found.flat, (found.sender, found.receiver, found.left_behind)
+
+
 def samples(grown: float) -> list[soak.Sample]:
     """100 samples in 10,000 transfers; the sender fills its caches, then grows by `grown` bytes a transfer."""
     found = []

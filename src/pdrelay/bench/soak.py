@@ -108,8 +108,11 @@ def slope_of(samples: list[Sample], side: str) -> Estimate:
 
 
 def _slope(x: Floats, y: Floats) -> Any:
-    from_mean = x - x.mean(axis=-1, keepdims=True)
-    return (from_mean * y).sum(axis=-1) / np.maximum((from_mean**2).sum(axis=-1), 1e-9)
+    """Median slope between any two samples (Theil and Sen): one step, as when the C library maps another heap for a
+    thread, is no growth."""
+    dx, dy = x[..., :, None] - x[..., None, :], y[..., :, None] - y[..., None, :]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.nanmedian(np.where(dx > 0, dy / dx, np.nan), axis=(-2, -1))
 
 
 class Load:
