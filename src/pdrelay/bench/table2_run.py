@@ -22,6 +22,7 @@ from pdrelay.bench.table2 import (
     CONNECTION_RATE,
     DISTRIBUTIONS,
     LINE_RATE,
+    PAYLOAD_SHARE,
     POOL,
     PROMPT_PAGES,
     Arm,
@@ -63,8 +64,8 @@ async def table2(settings: Settings, place: Place, progress: Progress) -> Table2
         seed=settings.seed, prompt_bytes=load.page_bytes * PROMPT_PAGES,
         mean_bytes={name: float(np.mean(sizes[name])) for name in DISTRIBUTIONS},
         offered_load={name: sum(sizes[name]) / settings.duration / rate for name in DISTRIBUTIONS},
-        arms=arms, checks=list(checks_of(arms)), explanation=explain(arms, load, rate, settings.scale),
-        failures=failures,
+        arms=arms, checks=list(checks_of(arms)), failures=failures,
+        explanation=explain(arms, load, rate * PAYLOAD_SHARE[line.kind], settings.scale),
     )  # fmt: skip
 
 

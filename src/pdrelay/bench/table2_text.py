@@ -29,7 +29,8 @@ _LEGEND = (
 
 
 def explain(arms: Sequence[Arm], load: Load, rate: float, scale: float) -> list[str]:
-    """Paragraphs, each on one difference. Latencies need no scaling: sizes and rates are divided alike."""
+    """Paragraphs, each on one difference. Latencies need no scaling: sizes and rates are divided alike. `rate` is what
+    the line leaves for payload, in bytes per second."""
     facts = _Facts({(arm.carrier, arm.distribution): arm for arm in arms}, load, rate, scale)
     paragraphs = (facts.limited(), facts.pool_use(), facts.narrow_tail(), facts.fair(), facts.srpt())
     return [text for text in paragraphs if text]
@@ -99,7 +100,8 @@ class _Facts:
             return ""
         return (
             f"Our link, fair: every transfer uses all {skewed.connections} connections, so that a connection's limit "
-            "does not show and latency is size times how many share the line. Ideal sharing at this load takes "
+            "does not show and latency is size times how many share the line. Ideal sharing at this load, "
+            f"{self._load('skewed'):.2f} of what headers leave of the line, takes "
             f"{_seconds(self._shared('skewed'))} on average for the median delta of the skewed row and "
             f"{_seconds(self._shared('narrow'))} for that of the narrow one; measured P50 {_seconds(skewed.p50.value)} "
             f"and {_seconds(narrow.p50.value)}. {self._idle(skewed)}"
@@ -114,9 +116,9 @@ class _Facts:
         small = float(sizes[sizes <= np.median(sizes)].sum() / sizes.sum())
         return (
             f"Our link, srpt: small deltas pass large ones, P50 {_seconds(srpt.p50.value)} beside "
-            f"{_seconds(fair.p50.value)} of fair on the same arrivals. The large ones lose little by it, because the "
-            f"smaller half of all deltas are {small:.0%} of the bytes: P99 {_seconds(srpt.p99.value)} beside "
-            f"{_seconds(fair.p99.value)}."
+            f"{_seconds(fair.p50.value)} of fair on the same arrivals. The smaller half of all deltas are "
+            f"{small:.0%} of the bytes, so the large ones have little to lose by it: P99 "
+            f"{_seconds(srpt.p99.value)} beside {_seconds(fair.p99.value)}."
         )
 
     def _idle(self, arm: Arm) -> str:
@@ -127,6 +129,9 @@ class _Facts:
             f"On an idle line the median delta takes {_seconds(arm.idle_p50)}, of which {_seconds(size / self._rate)} "
             "are the line's; the rest are messages and copies, which do not shrink with the scale."
         )
+
+    def _load(self, name: Name) -> float:
+        return ARRIVALS * float(self._sizes[name].mean()) / self._rate
 
     def _shared(self, name: Name) -> float:
         """Mean sojourn of a median delta when all share the line evenly: size over what the load leaves of the rate."""
