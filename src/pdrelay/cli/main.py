@@ -25,6 +25,7 @@ COMMANDS = {
     "depot": "Run the depot of one host.",
     "engine": "Run one engine instance, or print its command line.",
     "certs": "Make a fleet's certificate authority, certificates and key.",
+    "simulate": "Run a workload through a deployment that need not exist.",
     "bench": "Measure: transfers between depots, beside other tools in the same run.",
     "line": "Run a shaped line in user space, standing in for a wide-area network.",
 }

@@ -96,8 +96,7 @@ class Life:
         self.relay = world.instance(placement.relay) if placement.relay else None
         record.pipeline, record.prefill, record.main = placement.pipeline.value, placement.prefill, placement.main
         record.relay, record.hit_rate = placement.relay, placement.hit_rate
-        engines = [self.prefill.engines[0], self.main.engines[0]]
-        if not all(engine.fits(self.prompt + self.output) for engine in engines):
+        if not self._fits():
             self._end("refused")
             return
         cached = min(held[placement.prefill], self.prompt - 1)
@@ -105,6 +104,15 @@ class Life:
         self._open_deliveries(held, cached)
         size = self.prefill.profile.kv_bytes(self.prompt)
         self._pins.take(self.prefill.depot, size, self._still(lambda: self._prefill(cached)))
+
+    def _fits(self) -> bool:
+        """False for what no waiting helps: an empty engine or depot would be too small."""
+        tokens, size = self.prompt + self.output, self.prefill.profile.kv_bytes(self.prompt)
+        instances = [self.prefill, self.main, *([self.relay] if self.relay is not None else [])]
+        return all(
+            instance.engines[0].fits(tokens) and (instance.depot is None or size <= instance.depot.capacity)
+            for instance in instances
+        )
 
     def _prefill(self, cached: int) -> None:
         if self.prefill.down:  # it died while the request waited for room in the depot

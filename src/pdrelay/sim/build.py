@@ -1,0 +1,226 @@
+"""Makes a scenario and its workload from a scenario file."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pdrelay.cluster.units import parse_rate, parse_size, parse_time
+from pdrelay.errors import ConfigError
+from pdrelay.perf.catalog import find_chip, find_instance, find_model
+from pdrelay.perf.instance import InstanceProfile, from_profile
+from pdrelay.perf.profile import load, shipped
+from pdrelay.perf.roofline import Efficiency, Weights, roofline
+from pdrelay.policy.handoff import RelayBound, Settings
+from pdrelay.policy.placement import policy_named
+from pdrelay.sim.files import InstanceTable, LineTable, ProfileTable, ScenarioFile, WorkloadTable
+from pdrelay.sim.line import LineSpec
+from pdrelay.sim.scenario import Fault, InstanceSpec, Scenario, ServiceLevel
+from pdrelay.workload.arrivals import Arrivals
+from pdrelay.workload.base import Request
+from pdrelay.workload.generators import PDD_EVEN, AgenticRequests, AgentSessions, LongPrompts, Workload
+from pdrelay.workload.traces import load as load_trace
+
+
+class Load(NamedTuple):
+    """The requests to run. `workload` is None for a trace."""
+
+    requests: Iterator[Request]
+    number: int
+    workload: Workload | None = None
+    skipped: int = 0
+    complaints: tuple[str, ...] = ()
+
+
+def scenario_of(file: ScenarioFile, base: Path) -> Scenario:
+    """The deployment; paths in `file` are relative to `base`. Raises ConfigError naming the key that does not fit."""
+    profiles = _profiles(file.profile, base)
+    settings = file.policy
+    return Scenario(
+        instances=tuple(_instances(file, profiles)),
+        lines={(line.source, line.target): _line(index, line) for index, line in enumerate(file.line)},
+        policy=policy_named(settings.name, settings.hit_threshold),
+        handoff=Settings(
+            settings.handoff,
+            RelayBound(settings.relay_max_tokens, _parse("policy.relay_max_time", settings.relay_max_time, parse_time)),
+            settings.relay_pace,
+        ),
+        depots={depot.name: float(_parse(f"depot.{depot.name}.size", depot.size, parse_size)) for depot in file.depot},
+        cores={cores.name: cores.count for cores in file.cores},
+        faults=tuple(
+            Fault(f.instance, _parse("fault.at", f.at, parse_time), _parse("fault.lasts", f.lasts, parse_time))
+            for f in file.fault
+        ),
+        slo=ServiceLevel(*(_limit(f"slo.{name}", getattr(file.slo, name)) for name in ServiceLevel._fields)),
+        overlap=file.overlap,
+        token_zero=file.index_zero_from == "prefill",
+        seed=file.seed,
+    )
+
+
+def load_of(file: ScenarioFile, base: Path, *, skip_bad: bool = False) -> Load:
+    """The requests that `file` asks for. Raises ConfigError for a trace that cannot be read."""
+    table = file.workload
+    if table.trace:
+        trace = load_trace(base / table.trace, skip_bad=skip_bad)
+        count = min(file.requests, len(trace.requests)) if file.requests else len(trace.requests)
+        return Load(iter(trace.requests), count, None, trace.skipped, trace.complaints)
+    if file.requests < 1:
+        raise ConfigError(f"requests: found {file.requests}, expected at least 1 (0 is all of a trace)")
+    workload = _generator(table)
+    return Load(workload.requests(file.seed), file.requests, workload)
+
+
+def _generator(table: WorkloadTable) -> Workload:
+    if table.rate <= 0:
+        raise ConfigError(f"workload.rate: found {table.rate}, expected a number above 0")
+    period = _parse("workload.period", table.period, parse_time)
+    arrivals = Arrivals(table.rate, table.process, table.cv, table.swing, period)
+    if table.generator == "prfaas":
+        prompts = LongPrompts(arrivals)
+        return prompts._replace(output=int(table.output)) if table.output else prompts
+    if table.generator == "agent":
+        sessions = AgentSessions(arrivals)
+        return sessions._replace(
+            output_mean=table.output or sessions.output_mean,
+            first=table.prompt or sessions.first,
+            longest=table.longest or sessions.longest,
+            shared=min(sessions.shared, (table.prompt or sessions.first) // 2),
+        )
+    requests = AgenticRequests(arrivals)
+    if table.generator == "pdd-even":
+        requests = requests._replace(hits=PDD_EVEN)
+    return requests._replace(prompt=table.prompt or requests.prompt, output_mean=table.output or requests.output_mean)
+
+
+# ---- profiles ----
+
+
+def _profiles(tables: list[ProfileTable], base: Path) -> dict[str, InstanceProfile]:
+    profiles: dict[str, InstanceProfile] = {}
+    for table in tables:
+        profile = _profile(table, profiles, base)
+        changes: dict[str, Any] = {"name": table.name}
+        changes |= {key: getattr(table, key) for key in ("max_num_seqs", "prefill_chunk") if getattr(table, key)}
+        if table.kv_capacity:
+            key = f"profile.{table.name}.kv_capacity"
+            changes["kv_capacity"] = float(_parse(key, table.kv_capacity, parse_size))
+        if table.price >= 0:
+            changes["price"] = table.price
+        profiles[table.name] = replace(profile, **changes)
+    return profiles
+
+
+def _profile(table: ProfileTable, known: dict[str, InstanceProfile], base: Path) -> InstanceProfile:
+    if table.base:
+        if table.base not in known:
+            raise ConfigError(f"profile.{table.name}.base: found {table.base!r}, expected one above it in the file")
+        return _scaled(table, known[table.base])
+    if table.published:
+        return find_instance(table.published).profile()
+    if table.file:
+        path = base / table.file
+        return from_profile(load(path if path.exists() else shipped(table.file)))
+    if table.model and table.chip:
+        return _roofline(table)
+    raise ConfigError(f"profile.{table.name}: found no source, expected file, published, base, or model and chip")
+
+
+def _scaled(table: ProfileTable, profile: InstanceProfile) -> InstanceProfile:
+    if not table.chip:
+        return profile
+    chip = find_chip(table.chip)
+    if chip.prefill is None or chip.decode is None:
+        raise ConfigError(f"profile.{table.name}.chip: found {table.chip}, expected a chip known relative to another")
+    scaled = profile.scaled(table.name, chip.prefill.value, chip.decode.value)
+    return replace(scaled, price=chip.price.value * table.chips)
+
+
+def _roofline(table: ProfileTable) -> InstanceProfile:
+    model = find_model(table.model)
+    kv = model.kv()
+    heads = model.config.get("num_attention_heads", 64)
+    head = model.config.get("head_dim") or model.config.get("kv_lora_rank") or 128
+    full = kv.layers.get("full", 0) + kv.layers.get("compressed", 0) / 4
+    weights = Weights(model.total.value, model.active.value, 1.0, 4.0 * heads * head * full)
+    efficiency = Efficiency(mfu=table.mfu, mbu=table.mbu)
+    return roofline(table.name, kv, weights, find_chip(table.chip), table.chips, efficiency)
+
+
+# ---- instances and lines ----
+
+
+def _instances(file: ScenarioFile, profiles: dict[str, InstanceProfile]) -> Iterator[InstanceSpec]:
+    seen: set[str] = set()
+    cores = {table.name for table in file.cores}
+    for table in file.instance:
+        if table.profile not in profiles:
+            known = ", ".join(profiles)
+            raise ConfigError(f"instance.{table.name}.profile: found {table.profile!r}, expected one of {known}")
+        if table.cores and table.cores not in cores:
+            raise ConfigError(f"instance.{table.name}.cores: found {table.cores!r}, expected one of {sorted(cores)}")
+        if table.count < 0 or table.ranks < 1 or not table.roles:
+            raise ConfigError(f"instance.{table.name}: found no instance, rank or role, expected one of each")
+        for name in _names(table):
+            if name in seen:
+                raise ConfigError(f"instance.{table.name}: found the name {name!r} twice, expected different names")
+            seen.add(name)
+            yield InstanceSpec(
+                name, table.cluster, frozenset(table.roles), profiles[table.profile], table.ranks, table.depot,
+                table.cores,
+            )  # fmt: skip
+
+
+def _names(table: InstanceTable) -> list[str]:
+    return [table.name] if table.count == 1 else [f"{table.name}-{number}" for number in range(table.count)]
+
+
+def _line(index: int, table: LineTable) -> LineSpec:
+    def seconds(key: str) -> float:
+        return _parse(f"line[{index}].{key}", getattr(table, key), parse_time)
+
+    outages = tuple(
+        (_parse(f"line[{index}].outages", start, parse_time), _parse(f"line[{index}].outages", end, parse_time))
+        for start, end in table.outages
+    )
+    if any(start >= end for start, end in outages) or any(a[1] > b[0] for a, b in itertools.pairwise(outages)):
+        raise ConfigError(f"line[{index}].outages: found {table.outages}, expected rising pairs of begin and end")
+    for key, least in (("connections", 1), ("wire_ratio", 1e-6)):
+        if getattr(table, key) < least:
+            raise ConfigError(f"line[{index}].{key}: found {getattr(table, key)}, expected at least {least:g}")
+    cap = math.inf
+    if table.connection_rate:
+        cap = _parse(f"line[{index}].connection_rate", table.connection_rate, parse_rate)
+    return LineSpec(
+        rate=_parse(f"line[{index}].rate", table.rate, parse_rate),
+        rtt=seconds("rtt"),
+        connections=table.connections,
+        connection_rate=cap,
+        discipline=table.discipline,
+        setup=seconds("setup"),
+        fluctuation=table.fluctuation,
+        fluctuates_every=seconds("fluctuates_every"),
+        loss_every=seconds("loss_every") if table.loss_every else math.inf,
+        loss_lasts=seconds("loss_lasts"),
+        outages=outages,
+        wire_ratio=table.wire_ratio,
+    )
+
+
+def _limit(key: str, text: str) -> float:
+    return _parse(key, text, parse_time) if text else math.inf
+
+
+Quantity = TypeVar("Quantity", int, float)
+
+
+def _parse(key: str, text: str, parse: Callable[[str], Quantity]) -> Quantity:
+    try:
+        return parse(text)
+    except ValueError as error:
+        expected, _, found = str(error).removeprefix("expected ").rpartition(", got ")
+        raise ConfigError(f"{key}: found {found}, expected {expected}") from error
