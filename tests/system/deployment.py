@@ -175,9 +175,22 @@ def pdrelay(*arguments: str, check: bool = True, timeout: float = 240) -> subpro
 def running(run_dir: Path, *options: str) -> Iterator[Deployment]:
     """`pdrelay up`, then `pdrelay down`, after which nothing of it may be left."""
     port = free_port()
+    with _up(run_dir, port, "--port", str(port), "--debug", *options) as deployment:
+        yield deployment
+
+
+@contextmanager
+def running_file(run_dir: Path, file: Path, port: int) -> Iterator[Deployment]:
+    """The same for a deployment file, whose gateway listens on `port`."""
+    with _up(run_dir, port, "--config", str(file)) as deployment:
+        yield deployment
+
+
+@contextmanager
+def _up(run_dir: Path, port: int, *options: str) -> Iterator[Deployment]:
     deployment = Deployment(run_dir, port)
     try:
-        pdrelay("up", "--run-dir", str(run_dir), "--port", str(port), "--debug", *options)
+        pdrelay("up", "--run-dir", str(run_dir), *options, timeout=400)
         yield deployment
     finally:
         deployment.end_revived()

@@ -1,0 +1,106 @@
+"""Real vLLM for comparisons: one stock server, and a deployment with the same model and options."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from deployment import Deployment, free_port, running_file, wait_until
+
+from pdrelay.cli.local.layout import Demo, Settings, choose_places, deployment_text
+
+STOCK_NAME = "smol"
+
+MARKERS = {7: "<think>", 8: "</think>", 9: "<tool_call>", 10: "</tool_call>"}
+"""Tokens that SmolLM2 has and never uses, under the names that parsers look for."""
+
+TEMPLATE = """\
+{%- if tools %}{{ '<|im_start|>system\\n' }}
+{%- for tool in tools %}{{ tool | tojson }}{{ '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['content'] %}{{ message['content'] }}{% endif %}
+{%- for call in message['tool_calls'] or [] %}{{ '<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}
+{{- '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def with_tools(checkpoint: Path, directory: Path) -> Path:
+    """A copy of SmolLM2, weights shared, whose tokenizer and template know of tools and reasoning."""
+    directory.mkdir()
+    for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"):
+        (directory / name).symlink_to(checkpoint / name)
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    for token in tokenizer["added_tokens"]:
+        if token["id"] in MARKERS:
+            tokenizer["model"]["vocab"].pop(token["content"], None)
+            token |= {"content": MARKERS[token["id"]], "special": False}
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+@contextmanager
+def stock(model: Path, log: Path, *, tools: str = "", reasoning: str = "") -> Iterator[str]:
+    """The address of one plain vLLM server, none of our code in it."""
+    port = free_port()
+    arguments = [
+        *("--model", str(model), "--served-model-name", STOCK_NAME, "--dtype", "float32", "--port", str(port)),
+        *("--enforce-eager", "--block-size", "32", "--max-num-seqs", "16", "--max-model-len", "4096"),
+        *(("--enable-auto-tool-choice", "--tool-call-parser", tools) if tools else ()),
+        *(("--reasoning-parser", reasoning) if reasoning else ()),
+        "--enable-prompt-tokens-details",
+    ]
+    env = os.environ | {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "2",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_PLUGINS": "",
+    }
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments],
+            env=env, stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: _answers(server, url, log), 240, "stock vLLM to start")
+        yield url
+    finally:
+        os.killpg(server.pid, 15)
+        server.wait(30)
+
+
+def _answers(server: subprocess.Popen, url: str, log: Path) -> bool:
+    assert server.poll() is None, log.read_text()[-3000:]
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def trio(run_dir: Path, model: Path, *, tools: str = "", reasoning: str = "") -> Iterator[Deployment]:
+    """Prefill, relay and main decode in float32 on an unshaped line."""
+    run_dir.mkdir(exist_ok=True)
+    settings = Settings(debug=True, wan_rate="unlimited", wan_rtt="0ms", port=free_port(), dtype="float32")
+    # Unix sockets need a short path.
+    sockets = Path(tempfile.mkdtemp(prefix="pdrelay-"))
+    places = choose_places(sockets, run_dir / "tls")
+    text = deployment_text(settings, Demo(STOCK_NAME, model), places)
+    parsers = f'[model]\ntool_parser = "{tools}"\nreasoning_parser = "{reasoning}"\n'
+    file = run_dir / "real.toml"
+    file.write_text(text.replace("[model]\n", parsers))
+    try:
+        with running_file(run_dir / "run", file, settings.port) as up:
+            yield up
+    finally:
+        shutil.rmtree(sockets)
