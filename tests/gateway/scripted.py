@@ -7,6 +7,7 @@ from pdrelay.depot.base import TransferStats
 from pdrelay.engine.base import EngineStatus
 from pdrelay.engine.messages import Extended, Finished, Opened, Prefilled, Sampling, Tokens
 from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
+from pdrelay.gateway.agreement import AgreementMonitor
 from pdrelay.gateway.base import DebugControls, GenerationRequest
 from pdrelay.gateway.handoff import Handoffs
 from pdrelay.gateway.request import RequestRun, Route
@@ -135,6 +136,7 @@ class Scene:
             self.depot,
             "host-b",
             Handoffs(Settings(mode, RelayBound(100, 100.0), pace)),
+            AgreementMonitor(0.8),
         )
         request = GenerationRequest(
             "r-1",

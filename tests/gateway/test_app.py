@@ -219,7 +219,9 @@ async def test_models(client: httpx.AsyncClient) -> None:
 async def test_health(client: httpx.AsyncClient, generator: FakeGenerator) -> None:
     response = await client.get("/health")
     assert response.status_code == 200
-    assert response.json()[0] == {"instance": "p0", "cluster": "a", "roles": ["prefill"], "healthy": True, "detail": ""}
+    assert response.json()[0] == {
+        "instance": "p0", "cluster": "a", "roles": ["prefill"], "healthy": True, "detail": "", "alarm": "",
+    }  # fmt: skip
     generator.states[0] = InstanceState("p0", "a", ["prefill"], False, "connection refused")
     response = await client.get("/health")
     assert (response.status_code, response.json()[0]["detail"]) == (503, "connection refused")

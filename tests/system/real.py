@@ -27,7 +27,8 @@ TEMPLATE = """\
 {%- for tool in tools %}{{ tool | tojson }}{{ '\\n' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}
 {%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}
 {%- if message['content'] %}{{ message['content'] }}{% endif %}
-{%- for call in message['tool_calls'] or [] %}{{ '<tool_call>' + (call.function | tojson) + '</tool_call>' }}{% endfor %}
+{%- for call in message['tool_calls'] or [] %}{{ '<tool_call>' + (call.function | tojson) + '</tool_call>' }}
+{%- endfor %}
 {{- '<|im_end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 

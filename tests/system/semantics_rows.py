@@ -30,8 +30,24 @@ TOOLS = [
     {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
 ]
 NAMED = {"type": "function", "function": {"name": "find_city"}}
-CALLED = r'<tool_call>\{"name": "find_city", "arguments": \{"name": "Rome", "year": (100|200), "rivers": \["Nile"\]\}\}'
+CALLING: Json = {"tools": TOOLS, "max_tokens": 90, "ignore_eos": False}
+CALL = {"id": "x", "type": "function", "function": {"name": "stop", "arguments": "{}"}}
+AFTER_A_CALL = [
+    *MESSAGES,
+    {"role": "assistant", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "x", "content": "stopped"},
+]
+CHOICES = ["a long and winding river in the north", "a long and dusty road to the south"]
+CALLED = (
+    r'<tool_call>\{"name": "find_city", '
+    r'"arguments": \{"name": "Rome", "year": (100|200), "rivers": \["Nile"\]\}\}</tool_call>'
+)
 EBNF = 'root ::= item item item item\nitem ::= "(" [a-f]+ ":" [0-9] ")" " "?\n'
+
+
+def formed(outputs: Json, tokens: int, **more: Any) -> Json:
+    """A request whose output has a form."""
+    return {"structured_outputs": outputs, "max_tokens": tokens, "ignore_eos": False, **more}
 
 
 @dataclass(frozen=True)
@@ -119,38 +135,18 @@ ROWS: dict[str, Row] = {
         },
         CHAT,
     ),
-    "regex": Row("structured_outputs regex", {"structured_outputs": {"regex": "[a-z]{3}-[0-9]{9}-[A-Z]{6}"}, "ignore_eos": False}),
-    "choice": Row(
-        "structured_outputs choice",
-        {"structured_outputs": {"choice": ["a long and winding river", "a long and dusty road"]}, "ignore_eos": False},
-    ),
-    "grammar": Row("structured_outputs grammar", {"structured_outputs": {"grammar": EBNF}, "max_tokens": 40, "ignore_eos": False}),
-    "characters": Row(
-        "multi-byte characters",
-        {"structured_outputs": {"regex": "[你好世界😀🎉é]{6}"}, "ignore_eos": False, "logprobs": 2, "max_tokens": 40},
-    ),
+    "regex": Row("structured_outputs regex", formed({"regex": "[a-z]{3}-[0-9]{9}-[A-Z]{6}"}, 40)),
+    "choice": Row("structured_outputs choice", formed({"choice": CHOICES}, 40)),
+    "grammar": Row("structured_outputs grammar", formed({"grammar": EBNF}, 40)),
+    "characters": Row("multi-byte characters", formed({"regex": "[你好世界😀🎉é]{6}"}, 40, logprobs=2)),
     "chat": Row("plain chat, usage", {"stop": ["Zzz"], "ignore_eos": False}, CHAT),
-    "tools": Row(
-        "tools: tool_choice required", {"tools": TOOLS, "tool_choice": "required", "max_tokens": 90, "ignore_eos": False}, CHAT
-    ),
-    "tool named": Row(
-        "tools: named function", {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 80, "ignore_eos": False}, CHAT
-    ),
-    "tool auto": Row(
-        "tools: auto, streamed arguments",
-        {"tools": TOOLS, "tool_choice": "auto", "structured_outputs": {"regex": CALLED + "</tool_call>"}, "max_tokens": 90, "ignore_eos": False},
-        CHAT,
-    ),
+    "tools": Row("tools, tool_choice required", {**CALLING, "tool_choice": "required"}, CHAT),
+    "tool named": Row("tool_choice with a function's name", {**CALLING, "tool_choice": NAMED}, CHAT),
+    "tool auto": Row("tool_choice auto, streamed arguments", {**CALLING, **formed({"regex": CALLED}, 90)}, CHAT),
     "tool turn": Row(
-        "tool messages, stop, logprobs through the serving layer",
-        {
-            "messages": [
-                *MESSAGES,
-                {"role": "assistant", "tool_calls": [{"id": "x", "type": "function", "function": {"name": "stop", "arguments": "{}"}}]},
-                {"role": "tool", "tool_call_id": "x", "content": "stopped"},
-            ],
-            "tools": TOOLS, "logprobs": True, "top_logprobs": 2,
-        },
+        "tool messages; stop, logprobs through the serving layer",
+        {**CALLING, "messages": AFTER_A_CALL, "tool_choice": "none", "logprobs": True, "top_logprobs": 2,
+         "stop": ["Zzz"], "max_tokens": 24},
         CHAT,
     ),
 }  # fmt: skip

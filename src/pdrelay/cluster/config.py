@@ -46,6 +46,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     handoff: Literal["one_shot", "catch_up", "dynamic"] = "dynamic"
     relay_max_tokens: int = 1024  # a relayed request is pressed to move on after this many tokens ...
     relay_max_time: str = "120s"  # ... or this time; both shrink as the relay fills up
+    agreement_alarm: float = 0.8  # rate of agreement between relay and main decode below which it is raised; 0 never
     relay_pace: float = 1.25  # Catch-Up shows tokens so many times slower until the pause of the switch is covered
 
 
@@ -148,10 +149,16 @@ def _problems(deployment: Deployment) -> Iterable[Problem]:
         if link.connections < 1:
             yield f"link[{index}].connections", link.connections, "at least 1"
         yield from _unused(f"link[{index}]", link)
-    if not 0 <= deployment.policy.hit_threshold <= 1:
-        yield "policy.hit_threshold", deployment.policy.hit_threshold, "a number from 0 to 1"
-    if not 1 <= deployment.policy.relay_pace <= 4:
-        yield "policy.relay_pace", deployment.policy.relay_pace, "a number from 1 (nothing is held back) to 4"
+    yield from _policy_problems(deployment.policy)
+
+
+def _policy_problems(policy: PolicySettings) -> Iterable[Problem]:
+    if not 0 <= policy.hit_threshold <= 1:
+        yield "policy.hit_threshold", policy.hit_threshold, "a number from 0 to 1"
+    if not 0 <= policy.agreement_alarm < 1:
+        yield "policy.agreement_alarm", policy.agreement_alarm, "a number from 0 (no alarm) to below 1"
+    if not 1 <= policy.relay_pace <= 4:
+        yield "policy.relay_pace", policy.relay_pace, "a number from 1 (nothing is held back) to 4"
 
 
 def _unused(key: str, link: Link) -> Iterable[Problem]:

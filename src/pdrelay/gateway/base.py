@@ -153,6 +153,7 @@ class InstanceState(NamedTuple):
     roles: list[str]
     healthy: bool
     detail: str
+    alarm: str = ""  # what is suspicious about it although it is healthy
 
 
 ServingConnector = Callable[[], AbstractAsyncContextManager[ServingConnection]]

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
+from prometheus_client import CollectorRegistry
+
 from pdrelay.cluster.config import Deployment
 from pdrelay.cluster.topology import Instance, Role
 from pdrelay.cluster.units import parse_rate, parse_size, parse_time
@@ -14,6 +16,7 @@ from pdrelay.depot.base import DepotControl, Forgotten, LinkState, Removed, Stal
 from pdrelay.engine.base import Engine
 from pdrelay.engine.messages import Hello
 from pdrelay.errors import DepotUnavailableError, PlacementError, RequestError
+from pdrelay.gateway.agreement import AgreementMonitor
 from pdrelay.gateway.base import GenerationRequest, InstanceState, Serving, ServingConnector
 from pdrelay.gateway.handoff import Handoffs
 from pdrelay.gateway.index import PageIndex
@@ -36,8 +39,12 @@ class Coordinator:
         engines: Mapping[str, Engine],
         depots: Mapping[str, DepotControl],
         connectors: Mapping[str, ServingConnector] | None = None,
+        registry: CollectorRegistry | None = None,
     ) -> None:
-        """`engines` by instance name, `depots` by host name; `connectors` reach the instances' serving layers."""
+        """`engines` by instance name, `depots` by host name; `connectors` reach the instances' serving layers.
+
+        `registry` takes the metrics of what only the coordinator sees.
+        """
         self._deployment, self._engines, self._depots = deployment, engines, depots
         self._connectors = connectors or {}
         self._instances = {instance.name: instance for instance in deployment.instance}
@@ -49,6 +56,7 @@ class Coordinator:
         settings = deployment.policy
         bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
         self._handoffs = Handoffs(Settings(settings.handoff, bound, settings.relay_pace))
+        self._agreement = AgreementMonitor(settings.agreement_alarm, registry)
         self._links = {
             (link.source, link.target): LinkView(parse_rate(link.rate), parse_time(link.rtt))
             for link in deployment.link
@@ -119,7 +127,14 @@ class Coordinator:
     def health(self) -> list[InstanceState]:
         """All instances."""
         return [
-            InstanceState(view.name, view.cluster, sorted(role.value for role in view.roles), view.healthy, view.detail)
+            InstanceState(
+                view.name,
+                view.cluster,
+                sorted(role.value for role in view.roles),
+                view.healthy,
+                view.detail,
+                self._agreement.alarm(view.name),
+            )
             for view in self._snapshot().instances
         ]
 
@@ -205,6 +220,7 @@ class Coordinator:
             depot=self._depots[prefill.host],
             main_depot=main.host if main.host != prefill.host else None,
             handoffs=self._handoffs,
+            agreement=self._agreement,
             round_trip=self._round_trip(main.cluster),
         )
 

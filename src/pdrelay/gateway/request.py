@@ -21,6 +21,7 @@ from pdrelay.engine.base import Engine
 from pdrelay.engine.logprobs import Logprobs
 from pdrelay.engine.messages import Extended, Failed, Finished, Open, Opened, Tokens
 from pdrelay.errors import DepotUnavailableError, EngineRejectedError, EngineUnavailableError
+from pdrelay.gateway.agreement import AgreementMonitor, Predictions
 from pdrelay.gateway.base import Finish, GenerationRequest, Tier, TokenBatch, Trace
 from pdrelay.gateway.handoff import Handoff, Handoffs, Terms
 from pdrelay.gateway.legs import Inbox, Item, Leg, Lost, Notice
@@ -49,6 +50,7 @@ class Route(NamedTuple):
     depot: DepotControl  # of prefill's host
     main_depot: str | None  # None when main decode shares prefill's depot
     handoffs: Handoffs
+    agreement: AgreementMonitor
     round_trip: float = 0.0  # seconds between gateway and main decode
 
 
@@ -70,6 +72,7 @@ class RequestRun:
         terms = Terms(route.round_trip, max_tokens, request.max_gap, debug.handoff_mode, debug.handoff_at)
         self._handoff = Handoff(route.handoffs, terms, self._splice, self._pacer)
         self._ending: Leg | None = None  # it delivered the last token, its Finished follows
+        self._predictions = Predictions(route.agreement, comparable=request.sampling.repeatable)
         self.cached_tokens = 0
         self.prompt_logprobs: Logprobs | None = None
         self._numbers = count()  # sessions; a sid is never used twice
@@ -214,6 +217,7 @@ class RequestRun:
                 self._opened(leg, event)
             case Extended():
                 leg.busy = False
+                self._predictions.predicted(event.computed, event.prediction, leg.instance)
                 self._handoff.computed(leg, self._now())
             case Finished():
                 self._finished(leg, event)
@@ -228,6 +232,8 @@ class RequestRun:
             self.cached_tokens = max(self.cached_tokens, event.prefilled.cached_tokens)
             self.prompt_logprobs = event.prefilled.logprobs
         batch = self._splice.accept(event.index, event.ids, leg.tier, self._limit(leg), event.logprobs)
+        if batch is not None:
+            self._predictions.made(batch.index, batch.ids, leg.instance)
         if event.last and batch is not None and len(self._splice.tokens) == event.index + len(event.ids):
             self._ending = leg
             batch = dataclasses.replace(batch, last=True)
@@ -238,6 +244,8 @@ class RequestRun:
 
     def _opened(self, leg: Leg, event: Opened) -> None:
         leg.opened = True
+        if leg is self._main:
+            self._predictions.predicted(0, event.prediction, leg.instance)  # it is opened with the prompt alone
         if leg is self._main and self._trace.kv_ready is None:
             self._trace.kv_ready = self._now() - (event.ready - event.pages_ready)
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import uvicorn
+from prometheus_client import CollectorRegistry
 
 from pdrelay.cluster.config import GATEWAY, Deployment
 from pdrelay.cluster.tls import client_context
@@ -21,13 +22,14 @@ from pdrelay.engine.serving import connect_serving
 from pdrelay.gateway.app import build_app
 from pdrelay.gateway.base import ServingConnector
 from pdrelay.gateway.coordinator import Coordinator
+from pdrelay.gateway.metrics import Metrics
 from pdrelay.gateway.serve import server_config
 from pdrelay.gateway.text import load_text
 
 
 @asynccontextmanager
-async def coordinator(deployment: Deployment) -> AsyncIterator[Coordinator]:
-    """A coordinator connected to every engine and depot of `deployment`."""
+async def coordinator(deployment: Deployment, registry: CollectorRegistry | None = None) -> AsyncIterator[Coordinator]:
+    """A coordinator connected to every engine and depot of `deployment`, its metrics in `registry`."""
     tls = client_context(deployment.tls.directory, GATEWAY)
     engines: dict[str, Engine] = {
         instance.name: WebSocketEngine(instance.name, _engine_address(instance), tls, server_name=instance.name)
@@ -40,7 +42,7 @@ async def coordinator(deployment: Deployment) -> AsyncIterator[Coordinator]:
         instance.name: partial(connect_serving, instance.name, _engine_address(instance), tls)
         for instance in deployment.instance
     }
-    running = Coordinator(deployment, engines, depots, connectors)
+    running = Coordinator(deployment, engines, depots, connectors, registry)
     try:
         yield running
     finally:
@@ -51,8 +53,9 @@ async def serve(deployment: Deployment) -> None:
     """Runs the gateway until SIGTERM or SIGINT."""
     host, port = parse_address(deployment.gateway.listen)
     text = load_text(Path(deployment.model.path), deployment.model.chat_template)
-    async with coordinator(deployment) as running:
-        app = build_app(running, text, deployment.model.name, debug=deployment.gateway.debug)
+    metrics = Metrics()
+    async with coordinator(deployment, metrics.registry) as running:
+        app = build_app(running, text, deployment.model.name, debug=deployment.gateway.debug, metrics=metrics)
         await uvicorn.Server(server_config(app, host, port)).serve()
 
 

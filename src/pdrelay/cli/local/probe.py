@@ -50,6 +50,7 @@ class InstanceRow(msgspec.Struct):
     instance: str
     healthy: bool
     detail: str = ""
+    alarm: str = ""
 
 
 def read_health(body: bytes) -> list[InstanceRow]:

@@ -113,7 +113,9 @@ def _note(part: PartState, row: InstanceRow | None) -> str:
     if part.condition == "exited":
         return f"{exit_text(part.exit_code)}: {part.last_line}"
     if row is not None:
-        return "healthy" if row.healthy else f"not healthy: {row.detail}"
+        return (
+            (f"healthy, but {row.alarm}" if row.alarm else "healthy") if row.healthy else f"not healthy: {row.detail}"
+        )
     return ""
 
 

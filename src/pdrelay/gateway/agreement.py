@@ -1,0 +1,131 @@
+"""Whether main decode would have said what was said before it took over.
+
+Every session that is opened or extended on main decode comes with its own next token, which is never shown. Where two
+engines with the same KV choose the same token, that is for greedy and for seeded requests, it must be the token that
+prefill or the relay makes at that place. A wrong KV page, or weights that differ, show here first. Rounding makes good
+engines disagree now and then, so it is the rate that raises an alarm, for each pair of engines.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections import deque
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+log = logging.getLogger(__name__)
+
+WINDOW = 256
+"""Comparisons of a pair of which the rate is taken."""
+
+LEAST = 16
+"""Comparisons before which no alarm is raised."""
+
+MARGIN = 0.05
+"""An alarm ends when the rate is so much above the threshold, or half-way to 1 if that is less."""
+
+
+class Pair(NamedTuple):
+    """Who made a token, and who was asked what it would have said."""
+
+    source: str
+    main: str
+
+
+class AgreementMonitor:
+    """Rates and alarms of all pairs of one gateway."""
+
+    def __init__(self, threshold: float, registry: CollectorRegistry | None = None) -> None:
+        """An alarm is raised when the rate of a pair falls below `threshold`; 0 raises none."""
+        registry = registry or CollectorRegistry()
+        self._threshold = threshold
+        self._windows: dict[Pair, deque[bool]] = {}
+        self._alarms: dict[Pair, bool] = {}
+        labels = list(Pair._fields)
+        self._total = Counter(
+            "pdrelay_agreement",
+            "Tokens made before a handoff, by whether main decode would have chosen them; greedy and seeded requests",
+            [*labels, "result"],
+            registry=registry,
+        )
+        self._rate = Gauge(
+            "pdrelay_agreement_rate", f"Share of the last {WINDOW} that agreed", labels, registry=registry
+        )
+        self._alarm = Gauge("pdrelay_agreement_alarm", "1 while that is too low", labels, registry=registry)
+
+    def compare(self, pair: Pair, made: int, predicted: int) -> None:
+        """Takes in one comparison."""
+        window = self._windows.setdefault(pair, deque(maxlen=WINDOW))
+        window.append(made == predicted)
+        self._total.labels(*pair, "agree" if made == predicted else "disagree").inc()
+        self._rate.labels(*pair).set(self.rate(pair))
+        self._judge(pair)
+
+    def rate(self, pair: Pair) -> float:
+        """Share of the latest comparisons that agreed. There must be one."""
+        window = self._windows[pair]
+        return sum(window) / len(window)
+
+    def alarm(self, main: str) -> str:
+        """What is wrong with main decode instance `main`; empty when nothing is."""
+        return "; ".join(
+            f"it agrees with {pair.source} on {self.rate(pair):.0%} of {len(self._windows[pair])} tokens"
+            for pair, raised in self._alarms.items()
+            if raised and pair.main == main
+        )
+
+    def _judge(self, pair: Pair) -> None:
+        raised, rate = self._alarms.get(pair, False), self.rate(pair)
+        limit = min(self._threshold + MARGIN, (1 + self._threshold) / 2) if raised else self._threshold
+        now = rate < limit and len(self._windows[pair]) >= LEAST
+        if now == raised:
+            return
+        self._alarms[pair] = now
+        self._alarm.labels(*pair).set(now)
+        if now:
+            log.error(
+                "main decode %s agrees with %s on %.0f %% of tokens only: a KV page or the weights may be wrong",
+                pair.main, pair.source, 100 * rate,
+            )  # fmt: skip
+        else:
+            log.warning("main decode %s agrees with %s again", pair.main, pair.source)
+
+
+class Predictions:
+    """The comparisons of one request, in whatever order tokens and predictions come."""
+
+    def __init__(self, monitor: AgreementMonitor, *, comparable: bool) -> None:
+        """Nothing is compared unless `comparable`: two engines must choose alike."""
+        self._monitor, self._comparable = monitor, comparable
+        self._starts: list[int] = []  # where another instance began to make tokens ...
+        self._makers: list[str] = []  # ... and which
+        self._tokens: list[int] = []
+        self._waiting: dict[int, tuple[str, int]] = {}  # main instance and prediction, by index
+
+    def made(self, index: int, ids: list[int], instance: str) -> None:
+        """`instance` made the output's tokens from `index` on, which is the next one."""
+        if not self._comparable:
+            return
+        assert index == len(self._tokens)
+        if not self._makers or self._makers[-1] != instance:
+            self._starts.append(index)
+            self._makers.append(instance)
+        self._tokens += ids
+        for waiting in [place for place in self._waiting if place < len(self._tokens)]:
+            self._compare(waiting, *self._waiting.pop(waiting))
+
+    def predicted(self, index: int, token: int | None, main: str) -> None:
+        """`main` would have said `token` at `index`."""
+        if not self._comparable or token is None:
+            return
+        if index < len(self._tokens):
+            self._compare(index, main, token)
+        else:
+            self._waiting[index] = main, token
+
+    def _compare(self, index: int, main: str, token: int) -> None:
+        source = self._makers[bisect_right(self._starts, index) - 1]
+        if source != main:
+            self._monitor.compare(Pair(source, main), self._tokens[index], token)
