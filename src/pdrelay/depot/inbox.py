@@ -185,6 +185,8 @@ class Inbox:
 
     def _renew(self, slot: Slot, run: link.Run, changed: int, checksums: array[int]) -> None:
         """Parts that a lossy codec `changed` have checksums of their own from here on."""
+        if not changed:
+            return
         for at in range(run.first, run.first + run.parts):
             if changed >> at & 1:
                 checksums[at - run.first] = self._checksum(slot, run, at)

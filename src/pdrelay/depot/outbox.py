@@ -13,7 +13,7 @@ from pdrelay.depot.grants import NOWHERE, Place
 from pdrelay.depot.index import Index
 from pdrelay.depot.page import Page
 
-MAX_RUN = 256 << 10
+MAX_RUN = 1 << 20
 """Bytes of a run, if its parts are smaller: the receiver checks a run while the processor's cache holds it."""
 
 
