@@ -55,6 +55,17 @@ class Claimed(NamedTuple):
     refused: int  # ... and of those to ask for again
 
 
+class Filled(NamedTuple):
+    """What was written of a run; bitmaps."""
+
+    changed: int  # by a lossy codec
+    corrupt: int
+
+
+_CACHED = 256 << 10
+"""Bytes that are surely in a core's cache right after they were written."""
+
+
 class Inbox:
     """Slots by page name."""
 
@@ -103,7 +114,10 @@ class Inbox:
         if claimed is None:
             decoder.discard(run, read_into)
             return
-        self._take_in(claimed, run, lambda: self._fill(claimed, run, read_into, decoder), decoder.fidelity, landed)
+        if run.encoding is None and claimed.fresh == run.bits:
+            self._take_in(claimed, run, lambda: self._read_checked(claimed, run, read_into, decoder), decoder, landed)
+        else:
+            self._take_in(claimed, run, lambda: self._read(claimed, run, read_into, decoder), decoder, landed)
 
     def check(self, sender: str, run: link.Run, landed: list[Landed]) -> None:
         """The same for a run whose parts the sender has written into the page itself. Raises ProtocolError."""
@@ -111,37 +125,42 @@ class Inbox:
         decoder.require_own(run)
         claimed = self._claim(sender, run)
         if claimed is not None:
-            page = self._view(claimed.slot, run)
-            shape = claimed.slot.page.layout.shape
-            self._take_in(claimed, run, lambda: decoder.read(run, page, _stay, shape), decoder.fidelity, landed)
+            self._take_in(claimed, run, lambda: self._read(claimed, run, _stay, decoder), decoder, landed)
 
     def _take_in(
-        self, claimed: Claimed, run: link.Run, fill: Callable[[], int | None], lossy: Fidelity, landed: list[Landed]
+        self, claimed: Claimed, run: link.Run, fill: Callable[[], Filled], decoder: RunDecoder, landed: list[Landed]
     ) -> None:
         slot, fresh, refused = claimed
         checksums = unpack_checksums(run.checksums)
         good = corrupt = inexact = 0
         broken = True
         try:
-            changed = fill()
+            changed, corrupt = fill()
             broken = False
-            corrupt = fresh if changed is None else self._verify(slot, run, fresh & ~changed, checksums)
             good = fresh & ~corrupt
-            inexact = good if run.fidelity else good & (changed or 0)
-            self._renew(slot, run, good & (changed or 0), checksums)
+            inexact = good if run.fidelity else good & changed
+            self._renew(slot, run, good & changed, checksums)
         finally:
             again = refused | (fresh if broken else 0)
-            fidelity: Fidelity = run.fidelity or lossy
+            fidelity: Fidelity = run.fidelity or decoder.fidelity
             landed.append(Landed(slot, run.epoch, run.first, checksums, good, corrupt, again, inexact, fidelity))
 
-    def _fill(self, claimed: Claimed, run: link.Run, read_into: ReadInto, decoder: RunDecoder) -> int | None:
-        """Reads the whole run, and writes those of its parts to the page that are `fresh`.
+    def _read_checked(self, claimed: Claimed, run: link.Run, read_into: ReadInto, decoder: RunDecoder) -> Filled:
+        """Reads a run of parts as they are, all of them fresh. Each piece is checked while the cache holds it."""
+        page, checksums = self._view(claimed.slot, run), unpack_checksums(run.checksums)
+        corrupt, step = 0, max(1, _CACHED // run.part_bytes)
+        for part in range(0, run.parts, step):
+            piece = page[part * run.part_bytes : (part + step) * run.part_bytes]
+            read_into(piece)
+            corrupt |= wrong_parts(piece, checksums[part : part + step]) << part
+        decoder.count(run)
+        return Filled(0, corrupt << run.first)
 
-        Returns the bitmap of the parts that a lossy codec changed; None when the run could not be decoded.
-        """
+    def _read(self, claimed: Claimed, run: link.Run, read_into: ReadInto, decoder: RunDecoder) -> Filled:
+        """Reads the whole run, and writes those of its parts to the page that are fresh."""
         slot, fresh, _ = claimed
         page, shape = self._view(slot, run), slot.page.layout.shape
-        if fresh == run.bits:
+        if fresh == run.bits or read_into is _stay:
             changed = decoder.read(run, page, read_into, shape)
         else:
             aside = memoryview(bytearray(run.payload))
@@ -149,7 +168,10 @@ class Inbox:
             for first, parts in runs_of_bits(fresh):
                 at, size = (first - run.first) * run.part_bytes, parts * run.part_bytes
                 page[at : at + size] = aside[at : at + size]
-        return None if changed is None else changed << run.first
+        if changed is None:
+            return Filled(0, fresh)
+        exact = fresh >> run.first & ~changed
+        return Filled(changed << run.first, wrong_parts(page, unpack_checksums(run.checksums), exact) << run.first)
 
     def _view(self, slot: Slot, run: link.Run) -> memoryview:
         start = slot.page.offset + run.first * run.part_bytes
@@ -177,11 +199,6 @@ class Inbox:
             slot.claimed |= fresh
             slot.users += 1
             return Claimed(slot, fresh, refused)
-
-    def _verify(self, slot: Slot, run: link.Run, fresh: int, checksums: array[int]) -> int:
-        """Those of the `fresh` parts whose bytes are not what their checksum says."""
-        start = slot.page.offset + run.first * run.part_bytes
-        return wrong_parts(self._arena[start : start + run.payload], checksums, fresh >> run.first) << run.first
 
     def _renew(self, slot: Slot, run: link.Run, changed: int, checksums: array[int]) -> None:
         """Parts that a lossy codec `changed` have checksums of their own from here on."""

@@ -61,7 +61,8 @@ class Coder:
                     theirs = f"groups[{number}] of {contract.model}: {group.kind} of {group.dtype} in {group.codec}"
                     raise ContractError("link.codec", ours, theirs)
 
-    def _count(self, run: link.Run, seconds: float = 0.0) -> None:
+    def count(self, run: link.Run, seconds: float = 0.0) -> None:
+        """Notes that a run went through."""
         with self._lock:
             payload, wire, before = self.traffic
             self.traffic = Traffic(payload + run.payload, wire + run.wire_bytes, before + seconds)
@@ -85,7 +86,7 @@ class RunEncoder(Coder):
         if encoded is not None:
             encoding = link.Encoding(self.name, len(encoded), checksum(encoded))
             run = msgspec.structs.replace(run, encoding=encoding)
-        self._count(run, seconds)
+        self.count(run, seconds)
         return run, parts if encoded is None else encoded
 
     def _encoded(self, run: link.Run, parts: memoryview, shape: PartShape) -> Encoded | None:
@@ -128,13 +129,13 @@ class RunDecoder(Coder):
         assert len(into) == run.payload
         if run.encoding is None:
             read_into(into)
-            self._count(run)
+            self.count(run)
             return 0
         encoded = memoryview(bytearray(run.encoding.size))
         read_into(encoded)
         begun = perf_counter()
         inexact = self._decoded(run.encoding, encoded, run, into, shape)
-        self._count(run, perf_counter() - begun)
+        self.count(run, perf_counter() - begun)
         return inexact
 
     def _decoded(
@@ -156,7 +157,7 @@ class RunDecoder(Coder):
             take = min(size, _SCRATCH)
             read_into(scratch[:take])
             size -= take
-        self._count(run)
+        self.count(run)
 
     def require_own(self, run: link.Run) -> None:
         """Raises ProtocolError when `run` is encoded otherwise than was negotiated."""
