@@ -82,12 +82,13 @@ async def running(deployment: Deployment, name: str) -> AsyncIterator[Hub]:
     """Runs the depot of host `name` as long as the context is open. Raises ConfigError, StartError."""
     host = deployment.host_named(name)
     key = read_fleet_key(deployment.fleet_key_file)
+    codecs = link_codecs(deployment, host)
     client, server = (context(deployment.tls.directory, name) for context in (client_context, server_context))
     async with AsyncExitStack() as stack:
         arena = _arena(host)
         epoch_base = time.time_ns() >> 10
         disk = open_disk(host.disk.path, parse_size(host.disk.size)) if host.disk is not None else NoDisk()
-        hub = Hub(name, arena.view, key, time.monotonic, epoch_base, link_codecs(deployment, host), disk)
+        hub = Hub(name, arena.view, key, time.monotonic, epoch_base, codecs, disk)
         await require_nixl(deployment, host, arena.fd)
         unix = DepotServer(hub, arena)
         stack.push_async_callback(unix.aclose)
