@@ -6,12 +6,12 @@ would: the first token is the prefill's, further tokens add exact KV to the prom
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from statistics import fmean, median
 from time import thread_time
-from typing import NamedTuple, TypeVar, get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -24,10 +24,10 @@ from pdrelay.depot.codec import codec_named
 from pdrelay.depot.codec.base import WireCodec
 from pdrelay.errors import BenchError
 
-T = TypeVar("T")
 CODECS: tuple[CodecName, ...] = tuple(name for name in get_args(CodecName) if name != "none")
 PASSES = 5
 SHORTEST = 32
+BATCH = 10  # prompts decoded together
 CHUNK = 64
 RECOMPUTED = f"none, chunks of {CHUNK}"
 """No codec, but a prefill in chunks of so many tokens: as exact, and rounded otherwise."""
@@ -117,9 +117,7 @@ async def run(settings: Settings, report: Report, progress: Callable[[str], None
     model = KVModel(settings.model, settings.dtype)
     report.model, report.dtype = settings.model.name, settings.dtype
     prompts = prompts_of(model.tokenizer.encode, settings.prompts, settings.prompt_tokens)
-    references = [
-        _reference(model, prompt, settings.tokens) for prompt in _noted(prompts, "exact", len(prompts), progress)
-    ]
+    references = _references(model, prompts, settings.tokens, progress)
     report.prompts, report.tokens = len(references), settings.tokens
     report.prompt_tokens = sum(len(reference.prompt) for reference in references)
     pages = [page for reference in references for page in reference.prefilled.pages]
@@ -170,10 +168,19 @@ def measure_speed(codec: WireCodec, pages: Sequence[Page], model: KVModel) -> Sp
     )
 
 
-def _reference(model: KVModel, prompt: list[int], tokens: int) -> Reference:
-    prefilled = model.prefill(prompt)
-    ids = model.greedy(prefilled, tokens)
-    return Reference(prompt, prefilled, ids, model.log_probabilities(prefilled, ids))
+def _references(
+    model: KVModel, prompts: Sequence[list[int]], tokens: int, progress: Callable[[str], None]
+) -> list[Reference]:
+    prefilled = []
+    for number, prompt in enumerate(prompts, 1):
+        progress(f"prefill: prompt {number} of {len(prompts)}")
+        prefilled.append(model.prefill(prompt))
+    references: list[Reference] = []
+    for some in _batches(len(prompts), "exact", progress):
+        ids = model.greedy(prefilled[some], tokens)
+        log_probabilities = model.log_probabilities(prefilled[some], ids)
+        references += map(Reference, prompts[some], prefilled[some], ids, log_probabilities)
+    return references
 
 
 def _through(codec: WireCodec, prefilled: Prefilled, model: KVModel) -> Prefilled:
@@ -196,11 +203,12 @@ def _effect(
 ) -> Effect:  # fmt: skip
     same: list[list[bool]] = []
     errors: list[float] = []
-    for reference, other in zip(references, _noted(others, name, len(others), progress), strict=True):
-        ids = model.greedy(other, len(reference.ids))
-        same.append([a == b for a, b in zip(reference.ids, ids, strict=True)])
-        found = model.log_probabilities(other, reference.ids)
-        errors += np.abs(found - reference.log_probabilities).tolist()
+    for some in _batches(len(others), name, progress):
+        exact = references[some]
+        ids = model.greedy(others[some], len(exact[0].ids))
+        same += [[a == b for a, b in zip(one.ids, other, strict=True)] for one, other in zip(exact, ids, strict=True)]
+        found = model.log_probabilities(others[some], [reference.ids for reference in exact])
+        errors += np.abs(found - [reference.log_probabilities for reference in exact]).ravel().tolist()
     diverged = [places.index(False) for places in same if not all(places)]
     return Effect(
         agreement=fmean(place for places in same for place in places),
@@ -211,7 +219,7 @@ def _effect(
     )
 
 
-def _noted(items: Iterable[T], what: str, count: int, progress: Callable[[str], None]) -> Iterable[T]:
-    for number, item in enumerate(items, 1):
-        progress(f"{what}: prompt {number} of {count}")
-        yield item
+def _batches(prompts: int, what: str, progress: Callable[[str], None]) -> Iterator[slice]:
+    for start in range(0, prompts, BATCH):
+        progress(f"{what}: prompt {start + 1} of {prompts}")
+        yield slice(start, start + BATCH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,10 +33,20 @@ class Prefilled(NamedTuple):
     first: int
 
 
+@dataclass(slots=True)
+class Past:
+    """What some prompts have been through."""
+
+    cache: DynamicCache
+    mask: torch.Tensor  # `[prompts, tokens]`: 0 where a shorter prompt was filled up
+
+
 class KVModel:
     """A causal language model of transformers, greedy. Raises BenchError when its libraries or files are missing."""
 
     def __init__(self, path: Path, dtype: str) -> None:
+        # Threads that spin while they wait for each other take the cores from everything else.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -66,23 +77,32 @@ class KVModel:
             halves = torch.stack([torch.stack([layer.keys[0], layer.values[0]], 1) for layer in cache.layers])
         return Prefilled(self._cut(halves), len(prompt), int(out.logits[0, -1].argmax()))
 
-    def greedy(self, prefilled: Prefilled, count: int) -> list[int]:
-        """`count` tokens, of which the prefill gave the first."""
-        torch, cache, ids = self._torch, self._cache(prefilled), [prefilled.first]
-        with torch.inference_mode():
-            while len(ids) < count:
-                out = self._model(torch.tensor([ids[-1:]]), past_key_values=cache, use_cache=True)
-                ids.append(int(out.logits[0, -1].argmax()))
+    def greedy(self, batch: Sequence[Prefilled], count: int) -> list[list[int]]:
+        """`count` tokens of each prompt, of which the prefill gave the first."""
+        torch, past = self._torch, self._past(batch)
+        steps = [torch.tensor([[prefilled.first] for prefilled in batch])]
+        while len(steps) < count:
+            logits = self._forward(past, steps[-1])
+            steps.append(logits[:, -1].argmax(-1, keepdim=True))
+        ids: list[list[int]] = torch.cat(steps, 1).tolist()
         return ids
 
-    def log_probabilities(self, prefilled: Prefilled, ids: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Of each of `ids` but the first, given the prompt and those before it."""
-        torch = self._torch
-        with torch.inference_mode():
-            out = self._model(torch.tensor([ids[:-1]]), past_key_values=self._cache(prefilled), use_cache=True)
-            table = out.logits[0].double().log_softmax(-1)
-            found: npt.NDArray[np.float64] = table.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+    def log_probabilities(self, batch: Sequence[Prefilled], ids: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+        """Of each of a prompt's `ids` but the first, given the prompt and those before it: `[prompts, ids - 1]`."""
+        given = self._torch.tensor(ids)
+        table = self._forward(self._past(batch), given[:, :-1]).float().log_softmax(-1)
+        found: npt.NDArray[np.float64] = table.gather(2, given[:, 1:, None])[:, :, 0].double().numpy()
         return found
+
+    def _forward(self, past: Past, ids: torch.Tensor) -> torch.Tensor:
+        """Logits `[prompts, ids, vocabulary]`; adds the KV of `ids`, `[prompts, ids]`, to `past`."""
+        past.mask = self._torch.cat([past.mask, self._torch.ones_like(ids)], 1)
+        positions = (past.mask.cumsum(1) - 1)[:, -ids.shape[1] :]
+        with self._torch.inference_mode():
+            logits: torch.Tensor = self._model(
+                ids, attention_mask=past.mask, position_ids=positions, past_key_values=past.cache, use_cache=True
+            ).logits
+        return logits
 
     def _cut(self, halves: torch.Tensor) -> list[Page]:
         """`[layers, heads, 2, tokens, head size]` into pages."""
@@ -93,18 +113,27 @@ class KVModel:
         cut = room.unflatten(3, (pages, PAGE_TOKENS)).permute(3, 0, 1, 2, 4, 5).contiguous()
         return list(cut.view(self._torch.uint8).reshape(pages, layers, -1).numpy())
 
-    def _cache(self, prefilled: Prefilled) -> DynamicCache:
-        """The inverse: a fresh cache of the prompt."""
-        from transformers import DynamicCache
-
+    def _halves(self, prefilled: Prefilled) -> torch.Tensor:
+        """The inverse: `[layers, heads, 2, tokens, head size]`."""
         torch = self._torch
         whole = torch.from_numpy(np.stack(prefilled.pages)).view(getattr(torch, self.contract.groups[0].dtype))
         parts = whole.reshape(len(prefilled.pages), -1, self._heads, 2, PAGE_TOKENS, self._head_size)
-        halves = parts.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[:, :, :, : prefilled.tokens]
+        return parts.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)[:, :, :, : prefilled.tokens]
+
+    def _past(self, batch: Sequence[Prefilled]) -> Past:
+        """A fresh cache of all prompts, the shorter ones filled up in front."""
+        from transformers import DynamicCache
+
+        torch, longest = self._torch, max(prefilled.tokens for prefilled in batch)
+        lacking = [longest - prefilled.tokens for prefilled in batch]
+        pad = torch.nn.functional.pad
+        whole = torch.stack([
+            pad(self._halves(prefilled), (0, 0, lack, 0)) for prefilled, lack in zip(batch, lacking, strict=True)
+        ])  # fmt: skip
         cache = DynamicCache()
-        for layer, half in enumerate(halves):  # [heads, 2, tokens, head size]
-            cache.update(half[None, :, 0].contiguous(), half[None, :, 1].contiguous(), layer)
-        return cache
+        for layer, half in enumerate(whole.unbind(1)):  # [prompts, heads, 2, tokens, head size]
+            cache.update(half[:, :, 0].contiguous(), half[:, :, 1].contiguous(), layer)
+        return Past(cache, torch.arange(longest).expand(len(batch), -1).ge(torch.tensor(lacking)[:, None]).long())
 
 
 def _contract(layers: int, heads: int, head_size: int, dtype: str) -> KVContract:
