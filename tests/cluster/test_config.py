@@ -119,6 +119,13 @@ def test_a_good_file(write, tmp_path):
         ('name = "md-0"', 'name = "host-b"', r"instance\[1\].name: found 'host-b', expected a name that no host has"),
         ('name = "md-0"', 'name = "gateway"', r"instance\[1\].name: found 'gateway', expected another name"),
         ('rtt = "30ms"', 'codec = "gzip"', r"link\[0\].codec: found 'gzip', expected one of .*fp8.*zstd"),
+        ('rate = "20mbit"', 'rate = "0bit"', r"link\[0\].rate: found '0bit', expected a rate above 0, or auto"),
+        ('rtt = "30ms"', 'schedule = "lifo"', r"link\[0\].schedule: found 'lifo', expected one of .*fair.*srpt"),
+        (
+            'rtt = "30ms"',
+            "connections_per_transfer = 5",
+            r"link\[0\].connections_per_transfer: found 5, expected 0 \(all\) to 4",
+        ),
         ('rtt = "30ms"', "connections = 0", r"link\[0\].connections: found 0, expected at least 1"),
         (
             "[gateway]",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from depot_kit import KEY, contract, until
 
@@ -106,13 +107,14 @@ class Site:
         await self._server.start(self.socket)
 
     def link(
-        self, to: str, control: str, bulk: str | None = None, *, tls: Path | None = None, rate: float = 1e9,
-        nixl: bool = False,
+        self, to: str, control: str, bulk: str | None = None, *, tls: Path | None = None, nixl: bool = False,
+        **route: Any,
     ) -> DepotLink:  # fmt: skip
+        """`route` has further fields of Route."""
         make_lanes = partial(NixlLanes, self.agent, 4, self.hub.arena, self.hub.codecs.encoder(to)) if nixl else None
         link = DepotLink(
             self.hub,
-            Route(to, control, bulk or control, connections=2, rate=rate, rtt=1e-3),
+            Route(to, control, bulk or control, **{"connections": 2, "rate": 1e9, "rtt": 1e-3} | route),
             client_context(tls or self.tls, self.name),
             make_lanes,
         )

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from pdrelay.cluster import toml
-from pdrelay.cluster.topology import Cluster, Host, Instance, Link, Role
+from pdrelay.cluster.topology import AUTO, Cluster, Host, Instance, Link, Role
 from pdrelay.cluster.units import parse_address, parse_rate, parse_size, parse_time
 from pdrelay.errors import ConfigError
 
@@ -148,6 +148,9 @@ def _problems(deployment: Deployment) -> Iterable[Problem]:
     for index, link in enumerate(deployment.link):
         if link.connections < 1:
             yield f"link[{index}].connections", link.connections, "at least 1"
+        if not 0 <= link.connections_per_transfer <= link.connections:
+            key, most = f"link[{index}].connections_per_transfer", link.connections
+            yield key, link.connections_per_transfer, f"0 (all) to {most}, the link's connections"
         yield from _unused(f"link[{index}]", link)
     yield from _policy_problems(deployment.policy)
 
@@ -204,6 +207,13 @@ def _references(deployment: Deployment, clusters: set[str], hosts: set[str]) -> 
             yield key, repr(value), f"one of {', '.join(sorted(known)) or '(none is defined)'}"
 
 
+def _rate(text: str) -> float:
+    rate = 1.0 if text == AUTO else parse_rate(text)
+    if not rate:
+        raise ValueError(f"expected a rate above 0, or {AUTO}, got {text!r}")
+    return rate
+
+
 def _quantities(deployment: Deployment) -> Iterable[Problem]:
     checks: list[tuple[str, str, Callable[[str], object]]] = [
         ("gateway.listen", deployment.gateway.listen, parse_address),
@@ -220,7 +230,7 @@ def _quantities(deployment: Deployment) -> Iterable[Problem]:
         if instance.address:
             checks.append((f"instance[{i}].address", instance.address, parse_address))
     for i, link in enumerate(deployment.link):
-        checks += [(f"link[{i}].rate", link.rate, parse_rate), (f"link[{i}].rtt", link.rtt, parse_time)]
+        checks += [(f"link[{i}].rate", link.rate, _rate), (f"link[{i}].rtt", link.rtt, parse_time)]
         checks += [(f"link[{i}].{kind}.{host}", address, parse_address) for kind in ("control", "bulk")
                    for host, address in getattr(link, kind).items()]  # fmt: skip
     for key, value, parse in checks:

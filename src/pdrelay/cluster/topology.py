@@ -12,7 +12,14 @@ from typing import Literal
 
 import msgspec
 
+from pdrelay.cluster.units import parse_rate
+
 CodecName = Literal["none", "zstd", "fp8", "int8"]
+AUTO = "auto"
+FIRST_RATE = 12.5e6
+"""Bytes per second that a line is taken for before anything is known of it."""
+
+ScheduleName = Literal["srpt", "fair"]
 """How KV is encoded on a link; see docs/codecs.md."""
 
 
@@ -88,6 +95,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     `control` and `bulk` say where hosts of `source` reach each host of `target`, by host name, when that is not its
     `listen` address; control connections carry token ids, offers and answers ahead of the bulk connections' KV.
+    `rate` is the pace at most, and what is planned with before anything was measured; "auto" sets no pace. `schedule`
+    says whose turn it is (docs/transport.md); `connections_per_transfer` bounds a transfer's share of the connections,
+    0 for all. `congestion` is one of the kernel's TCP congestion controls, empty for its default.
     `codec` spends cores to save line; `fp8` and `int8` change the KV.
     `transport = "nixl"` writes KV straight into the far arena instead, inside a datacenter (docs/fast-path.md);
     `connections` then says how many batches are written at once.
@@ -98,6 +108,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rate: str = "10gbit"
     rtt: str = "1ms"
     connections: int = 4
+    connections_per_transfer: int = 0
+    schedule: ScheduleName = "srpt"
+    congestion: str = ""
     codec: CodecName = "none"
     control: dict[str, str] = {}
     bulk: dict[str, str] = {}
@@ -105,3 +118,13 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     nixl_backend: str = "UCX"
     nixl_params: dict[str, str] = {}  # of the backend
     nixl_env: dict[str, str] = {}  # of the agents' processes, such as UCX_TLS
+
+    @property
+    def known_rate(self) -> float | None:
+        """`rate` in bytes per second; None when it is to be measured."""
+        return None if self.rate == AUTO else parse_rate(self.rate)
+
+    @property
+    def first_rate(self) -> float:
+        """Bytes per second to plan with until the line was measured."""
+        return self.known_rate or FIRST_RATE

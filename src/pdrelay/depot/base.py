@@ -149,6 +149,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     tails: int = 0  # how many of the last names are transfer pages
     to: str | None = None  # depot; None only pins the names here
     addressee: str = ""  # engine that will load them; what its own cache holds is not sent
+    background: bool = False  # nobody waits for it: it yields to every transfer that is not
 
 
 class Offered(msgspec.Struct, frozen=True, tag="offered"):
@@ -180,6 +181,23 @@ class LinkState(msgspec.Struct, frozen=True, tag="link"):
     path: str = ""  # what payload takes while it is up, such as `tcp` or `nixl UCX rc_mlx5/mlx5_0:1`
 
 
+class LinkEstimate(msgspec.Struct, frozen=True, kw_only=True, tag="estimate"):
+    """What the link to depot `to` can carry, about once a second while that changes."""
+
+    to: str
+    rate: float  # bytes per second, delivered while something waited; the configured one before it was measured
+    measured: bool  # whether `rate` is
+    rtt: float  # seconds, of a message of a few bytes there and back, smoothed
+    base_rtt: float  # seconds, without queueing
+    tcp_rtt: float = 0.0  # seconds, the kernel's smoothed one over the bulk connections; 0 where it knows none
+    loss: float = 0.0  # share of the bytes sent of late that had to be sent again, 0 to 1
+    retransmitted_bytes: int = 0  # since the link's start
+    queued: int = 0  # bytes of live transfers that the far side wants and has not got
+    queued_background: int = 0  # ... and of those that nobody waits for
+    lanes: int = 0  # connections
+    busy: float = 0.0  # share of them that had something under way of late, 0 to 1
+
+
 class Stored(msgspec.Struct, frozen=True, tag="stored"):
     """Pages became available at `holder`: a depot's arena or an engine's own cache."""
 
@@ -200,7 +218,7 @@ class Forgotten(msgspec.Struct, frozen=True, tag="forgotten"):
     holder: str
 
 
-DepotEvent = Offered | Delivered | Stalled | LinkState | Stored | Removed | Forgotten
+DepotEvent = Offered | Delivered | Stalled | LinkState | LinkEstimate | Stored | Removed | Forgotten
 
 
 class TransferStats(msgspec.Struct, frozen=True, kw_only=True):

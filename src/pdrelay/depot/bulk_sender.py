@@ -37,35 +37,37 @@ class Callbacks(NamedTuple):
     on_broken: Callable[[BulkSender], None]
 
 
+URGENCIES = 3
+"""See FlyingBatch."""
+
+
 class BatchQueue:
-    """Batches that a thread shall write. What is urgent goes ahead of what is not and has not begun."""
+    """Batches that a thread shall write, the most urgent first."""
 
     def __init__(self) -> None:
-        self._urgent: deque[FlyingBatch] = deque()
-        self._others: deque[FlyingBatch] = deque()
+        self._batches: tuple[deque[FlyingBatch], ...] = tuple(deque() for _ in range(URGENCIES))
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()  # one a batch; False ends
 
-    def put(self, batch: FlyingBatch, *, urgent: bool) -> None:
+    def put(self, batch: FlyingBatch) -> None:
         """Queues a batch. On the event loop."""
-        (self._urgent if urgent else self._others).append(batch)
+        self._batches[batch.urgency].append(batch)
         self._tokens.put(True)
 
     def end(self) -> None:
-        """Lets `get` return None."""
-        self._urgent.clear()
-        self._others.clear()
+        """Lets `get` return None, now and ever after."""
+        for batches in self._batches:
+            batches.clear()
         self._tokens.put(False)
 
     def get(self) -> FlyingBatch | None:
         """The next batch; None at the end. Blocks."""
-        if not self._tokens.get():
-            return None
-        for batches in (self._urgent, self._others):
-            try:
-                return batches.popleft()
-            except IndexError:
-                continue
-        return None  # `end` took it away
+        if self._tokens.get():
+            for batches in self._batches:
+                try:
+                    return batches.popleft()
+                except IndexError:
+                    continue
+        return None  # `end` may have taken away what a token was for
 
 
 class BulkSender:

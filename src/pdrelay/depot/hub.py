@@ -17,6 +17,7 @@ from pdrelay.depot.base import (
     Forgotten,
     Leased,
     Leases,
+    LinkEstimate,
     LinkState,
     PageKind,
     Part,
@@ -77,6 +78,7 @@ class Hub:
         self.receivers = Receivers(self.index, self.contracts, self.held, self.inbox, self.tier)
         self.on_contracts: dict[int, Callable[[], None]] = {}
         self._link_states: dict[str, LinkState] = {}
+        self.link_estimates: dict[str, LinkEstimate] = {}  # of each link that was up, the last
         self._subscribers: dict[int, Callable[[DepotEvent], None]] = {}
         self._ids = count(1)
         self._opener: dict[str, int] = {}  # owner -> the connection that first named it
@@ -294,6 +296,11 @@ class Hub:
             logger.info("link to depot %s %s", state.to, "is up" if state.up else f"is down: {state.detail}")
             self.emit(state)
 
+    def link_estimate(self, estimate: LinkEstimate) -> None:
+        """What a link can carry changed."""
+        self.link_estimates[estimate.to] = estimate
+        self.emit(estimate)
+
     def links_up(self) -> dict[str, bool]:
         """Every link that was tried, by the depot it leads to."""
         return {to: state.up for to, state in self._link_states.items()}
@@ -321,6 +328,8 @@ class Hub:
                 tell(Stored(holder, names[start : start + NAMES_AT_ONCE]))
         for state in self._link_states.values():
             tell(state)
+        for estimate in self.link_estimates.values():
+            tell(estimate)
         subscription = next(self._ids)
         self._subscribers[subscription] = tell
         return subscription

@@ -22,9 +22,9 @@ class KeepAlive:
         """Something came from the other side."""
         self._heard = True
 
-    async def run(self, listen: Coroutine[object, object, None]) -> None:
-        """Pings while `listen` runs. Raises what that ended with; DepotUnavailableError once nothing is heard."""
-        tasks = [asyncio.create_task(self._watch()), asyncio.create_task(listen)]
+    async def run(self, *work: Coroutine[object, object, None]) -> None:
+        """Pings while `work` runs. Raises what that ended with; DepotUnavailableError once nothing is heard."""
+        tasks = [asyncio.create_task(self._watch()), *map(asyncio.create_task, work)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ended = [task for task in tasks if task.done()]  # the watch first: it knows why

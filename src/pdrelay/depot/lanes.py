@@ -7,10 +7,11 @@ the depot's event loop: lanes that use threads post to it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pdrelay.depot.link_messages import Endpoint, Transport
 from pdrelay.depot.outbox import FlyingBatch
+from pdrelay.depot.tcp_info import TcpInfo
 
 FarEndpoint = Callable[[], Awaitable[Endpoint]]
 
@@ -33,6 +34,14 @@ class LaneOwner(Protocol):
     def lanes_broken(self, detail: str) -> None:
         """Nothing gets through any more: the conversation must end."""
         ...
+
+
+class LaneUse(NamedTuple):
+    """The lanes at one moment."""
+
+    lanes: int  # connected ones
+    busy: int  # ... with a batch under way
+    connections: tuple[TcpInfo, ...] = ()  # what the kernel knows of them, where TCP carries the payload
 
 
 class Lanes(Protocol):
@@ -67,12 +76,12 @@ class Lanes(Protocol):
         """The conversation is gone: breaks everything. Each batch under way fails as soon as nobody reads it."""
         ...
 
-    def room(self) -> bool:
-        """Whether a batch may be put now."""
+    def room(self, xfer: str, urgency: int) -> bool:
+        """Whether a batch of this transfer and urgency (see FlyingBatch) may be put now."""
         ...
 
     def put(self, batch: FlyingBatch) -> None:
-        """Sends a batch. Only when there is `room`."""
+        """Sends a batch, ahead of less urgent ones that have not begun. Only when there is `room`."""
         ...
 
     def acked(self, number: int) -> FlyingBatch | None:
@@ -81,6 +90,14 @@ class Lanes(Protocol):
 
     def revoke(self, grants: Sequence[int]) -> None:
         """Nothing will be put under these grants any more: tells the peer once nothing of them is under way."""
+        ...
+
+    def use(self) -> LaneUse:
+        """The lanes at this moment."""
+        ...
+
+    def adapt(self, rate: float) -> None:
+        """The line carries `rate` bytes per second: no more than it needs shall wait in buffers before it."""
         ...
 
     async def aclose(self) -> None:

@@ -5,31 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pdrelay.cluster.topology import ScheduleName
 from pdrelay.depot import link_messages as messages
 from pdrelay.depot import wire
-from pdrelay.depot.base import LinkState
+from pdrelay.depot.base import LinkEstimate, LinkState
 from pdrelay.depot.bulk_sender import MAX_BACKOFF, MIN_BACKOFF
+from pdrelay.depot.flow_control import FlowControl
 from pdrelay.depot.handshake import check_hello, hello_of
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.keepalive import KeepAlive
 from pdrelay.depot.lanes import LaneOwner, Lanes
+from pdrelay.depot.line_estimate import LineEstimate
+from pdrelay.depot.link_monitor import LOOK_SECONDS, LOOKS, LinkMonitor
 from pdrelay.depot.outbox import FlyingBatch
+from pdrelay.depot.schedule import SCHEDULES, Schedule
 from pdrelay.depot.sockets import CONNECT_SECONDS, dial_control, read_frame
-from pdrelay.depot.tcp_lanes import Far, TcpLanes
+from pdrelay.depot.tcp_lanes import TcpLanes, TcpSettings
 from pdrelay.errors import PdrelayError, ProtocolError
 
 logger = logging.getLogger(__name__)
 
-MIN_BATCH, MAX_BATCH = 64 << 10, 4 << 20
-BATCH_SECONDS = 0.02
-"""A batch occupies its share of the line for about so long: what comes up meanwhile waits no longer."""
 ENDPOINT_SECONDS = 60.0
 """For the far depot's NIXL agent: a large arena takes its time to be registered."""
-QUEUE_SECONDS = 0.2
-"""Unacknowledged data beyond a round trip. More would sit in buffers on the way, ahead of smaller transfers."""
 
 
 class Route(NamedTuple):
@@ -39,8 +40,11 @@ class Route(NamedTuple):
     control: str  # address
     bulk: str  # address
     connections: int
-    rate: float  # bytes per second
+    rate: float | None  # bytes per second; None: as fast as the line carries
     rtt: float  # seconds
+    schedule: ScheduleName = "srpt"
+    per_transfer: int = 0  # connections that one transfer may use; 0: all
+    congestion: str = ""  # TCP's; empty: the kernel's default
 
 
 MakeLanes = Callable[[LaneOwner], Lanes]
@@ -55,17 +59,24 @@ class DepotLink:
         self._encoder = hub.codecs.encoder(route.depot)
         self._writer: asyncio.StreamWriter | None = None
         self._lanes = make_lanes(self) if make_lanes is not None else self._tcp_lanes()
-        self._batch_bytes = int(min(max(route.rate * BATCH_SECONDS / route.connections, MIN_BATCH), MAX_BATCH))
-        self._window = max(int(route.rate * (route.rtt + QUEUE_SECONDS)), route.connections * self._batch_bytes)
-        self._unacked_bytes = 0
+        self._line = LineEstimate(route.rate, route.rtt)
+        self._flow = FlowControl(self._line, route.connections, route.rate)
+        self._monitor = LinkMonitor(route.depot, self._line)
+        self._told: LinkEstimate | None = None
+        self._pace_timer: asyncio.TimerHandle | None = None
+        self.schedule: Schedule = SCHEDULES[route.schedule]()
         self._abort: Callable[[], None] | None = None  # ends the control connection
         self._trouble = ""  # why we ended it
+        self._pings: deque[float] = deque()  # when those left that were not answered yet
         hub.senders.peers[route.depot] = self
         self._task = asyncio.create_task(self._run())
 
     def _tcp_lanes(self) -> Lanes:
-        far = Far(self._route.depot, self._route.bulk, self._route.connections)
-        return TcpLanes(far, self._tls, self._hub.name, self._hub.arena, self._encoder, self)
+        route = self._route
+        settings = TcpSettings(
+            route.depot, route.bulk, route.connections, route.per_transfer, route.congestion, route.rate
+        )
+        return TcpLanes(settings, self._tls, self._hub.name, self._hub.arena, self._encoder, self)
 
     @property
     def up(self) -> bool:
@@ -75,7 +86,7 @@ class DepotLink:
     @property
     def rate(self) -> float:
         """See Peer."""
-        return self._route.rate
+        return self._line.rate
 
     def send(self, message: messages.LinkMessage) -> None:
         """See Peer."""
@@ -86,22 +97,47 @@ class DepotLink:
         """See Peer."""
         if self._writer is not None:
             self._lanes.revoke(self._hub.senders.outbox.spent.pop(self._route.depot, ()))
-        while self._has_room():
-            batch = self._hub.senders.next_batch(self._route.depot, self._batch_bytes, self._hub.clock())
-            if batch is None:
+        now = self._hub.clock()
+        while self._writer is not None:
+            if not self._flow.room:
+                self._note_full(now)
                 return
-            self._unacked_bytes += batch.payload
+            if (wait := self._flow.wait(now)) > 0:
+                self._wake_in(wait)
+                return
+            batch = self._hub.senders.next_batch(self._route.depot, self._batch_bytes, now, self._lanes.room)
+            if batch is None:
+                self._note_full(now)
+                return
+            self._flow.sent(batch.header.batch, int(batch.payload / self._encoder.ratio), now)
             self._lanes.put(batch)
 
-    def _has_room(self) -> bool:
-        """Whether another batch may go out. The window is for the line, which carries fewer bytes with a codec."""
-        window = self._window * self._encoder.ratio
-        return self._writer is not None and self._unacked_bytes < window and self._lanes.room()
+    @property
+    def _batch_bytes(self) -> int:
+        """Payload of the next batch. The line carries fewer bytes with a codec."""
+        return int(self._flow.batch_bytes * self._encoder.ratio)
+
+    def _note_full(self, now: float) -> None:
+        """The line is what limits us only as long as something is left over."""
+        if self._hub.senders.anything_waits(self._route.depot):
+            self._line.full(now)
+        else:
+            self._line.starved()
+
+    def _wake_in(self, seconds: float) -> None:
+        if self._pace_timer is None:
+            self._pace_timer = asyncio.get_running_loop().call_later(seconds, self._pace_over)
+
+    def _pace_over(self) -> None:
+        self._pace_timer = None
+        self.wake()
 
     async def aclose(self) -> None:
         """Ends all connections and waits until nothing touches the arena any more."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
         await self._lanes.aclose()
 
     # Control
@@ -134,8 +170,8 @@ class DepotLink:
             await self._shake_hands(reader, writer)
             await self._lanes.prepare(lambda: self._endpoint(reader))
             self._open(writer)
-            alive = KeepAlive(writer, lambda: wire.frame(messages.Ping()))
-            await alive.run(self._listen(reader, alive))
+            alive = KeepAlive(writer, self._ping)
+            await alive.run(self._listen(reader, alive), self._watch())
         finally:
             writer.close()
 
@@ -144,6 +180,28 @@ class DepotLink:
             message = messages.decode(await read_frame(reader))
             alive.heard()
             self._on_message(message)
+
+    def _ping(self) -> bytes:
+        self._pings.append(self._hub.clock())
+        return wire.frame(messages.Ping())
+
+    async def _watch(self) -> None:
+        """Tells how the link is, about once a second and on change."""
+        while True:
+            for _ in range(LOOKS):
+                self._monitor.look(self._lanes.use())
+                self._lanes.adapt(self._line.rate)
+                await asyncio.sleep(LOOK_SECONDS)
+            self.tell_estimate()
+
+    def tell_estimate(self) -> None:
+        """Tells the link's estimate to subscribers, unless it is as it was."""
+        senders, to = self._hub.senders, self._route.depot
+        queued, background = (senders.queued(to, background=background) for background in (False, True))
+        estimate = self._monitor.estimate(queued, background)
+        if estimate != self._told:
+            self._told = estimate
+            self._hub.link_estimate(estimate)
 
     async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hub = self._hub
@@ -175,6 +233,7 @@ class DepotLink:
         self._writer = writer
         hub.on_contracts[id(self)] = lambda: self.send(messages.Contracts(hub.own_contracts))
         hub.on_contracts[id(self)]()  # an engine may have come since our hello
+        self._pings.clear()
         self._lanes.open()
         hub.senders.link_up(route.depot)
         hub.link_state(LinkState(route.depot, True, path=self._lanes.path))
@@ -187,6 +246,7 @@ class DepotLink:
         was_up = self._writer is not None
         self._writer = None
         self._lanes.close()
+        self._flow.reset()
         hub.on_contracts.pop(id(self), None)
         hub.contracts.leave(self._holder)
         if was_up:
@@ -205,6 +265,10 @@ class DepotLink:
         elif isinstance(message, messages.Contracts):
             self._encoder.require_fit(message.contracts)
             self._hub.peer_contracts(self._holder, message.contracts)
+        elif isinstance(message, messages.Ping):
+            if self._pings:
+                now = self._hub.clock()
+                self._line.on_ping(now - self._pings.popleft(), now)
         elif isinstance(message, wire.Failure):
             raise wire.rebuild(message)
         else:
@@ -216,9 +280,10 @@ class DepotLink:
     # Bulk
 
     def _on_acks(self, numbers: Sequence[int]) -> None:
+        now = self._hub.clock()
         for number in numbers:
             if (batch := self._lanes.acked(number)) is not None:
-                self._unacked_bytes -= batch.payload
+                self._flow.acked(number, sum(batch.wire), now)
                 self._hub.senders.outbox.acknowledged(batch)
         self.wake()
 
@@ -239,5 +304,5 @@ class DepotLink:
 
     def batch_failed(self, batch: FlyingBatch) -> None:
         """See LaneOwner."""
-        self._unacked_bytes -= batch.payload
+        self._flow.failed(batch.header.batch)
         self._hub.senders.outbox.failed(batch)

@@ -12,6 +12,7 @@ from pdrelay.depot.codec.base import WireCodec
 from pdrelay.depot.inbox import Landed
 from pdrelay.depot.outbox import FlyingBatch
 from pdrelay.depot.payload import RunDecoder, RunEncoder, encoded
+from pdrelay.depot.schedule import Schedule, Srpt
 from pdrelay.errors import ContractError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class MemoryLink:
         self.source, self.target, self.stepped, self.batch_bytes = source, target, stepped, batch_bytes
         self.up = False
         self.rate = 1e9
+        self.schedule: Schedule = Srpt()
         self.corrupt_next = 0  # so many parts from now on arrive with a wrong byte
         self._forth: deque[messages.LinkMessage] = deque()
         self._back: deque[messages.LinkMessage] = deque()
@@ -129,7 +131,7 @@ class MemoryLink:
     def deliver_batch(self) -> bool:
         """Moves one batch of parts."""
         source, target = self.source.hub, self.target.hub
-        batch = source.senders.next_batch(target.name, self.batch_bytes, source.clock()) if self.up else None
+        batch = self._next_batch() if self.up else None
         if batch is None:
             return False
         landed = self._copy(batch)
@@ -139,6 +141,10 @@ class MemoryLink:
         target.settle()
         source.settle()
         return True
+
+    def _next_batch(self) -> FlyingBatch | None:
+        hub = self.source.hub
+        return hub.senders.next_batch(self.target.hub.name, self.batch_bytes, hub.clock())
 
     def _copy(self, batch: FlyingBatch) -> list[Landed]:
         landed: list[Landed] = []

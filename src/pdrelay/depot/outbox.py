@@ -25,6 +25,7 @@ class Wanted:
     missing: int  # bitmap of parts that are not known to have arrived
     flying: int = 0  # ... and of those that are under way
     place: Place = NOWHERE  # where to write it ourselves
+    size: int = 0  # bytes of the missing parts, as far as they are known
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +43,8 @@ class Sending:
     wire: int = 0
     pages: int = 0
     delivered: bool = False
+    remaining: int = 0  # bytes of wanted parts that are not known to have arrived
+    turn: float = 0.0  # see schedule.Flow
     wanted: dict[bytes, Wanted] = field(default_factory=dict)
     ready: dict[bytes, None] = field(default_factory=dict)  # wanted pages that have parts to send
     seen: set[bytes] = field(default_factory=set)  # had a copy or a writer
@@ -54,6 +57,34 @@ class Sending:
     def owner(self) -> str:
         """Its name in the index."""
         return f"out:{self.transfer.xfer}"
+
+    @property
+    def background(self) -> bool:
+        """Whether nobody waits for it."""
+        return self.demoted or self.transfer.background
+
+    def want(self, name: bytes, wanted: Wanted) -> None:
+        """The other side waits for this page, as of now."""
+        self.forget(name)
+        self.wanted[name] = wanted
+
+    def forget(self, name: bytes) -> None:
+        """The other side does not wait for this page."""
+        self.ready.pop(name, None)
+        if (wanted := self.wanted.pop(name, None)) is not None:
+            self.remaining -= wanted.size
+
+    def forget_all(self) -> None:
+        """What the other side waits for will be told anew."""
+        self.wanted.clear()
+        self.ready.clear()
+        self.remaining = 0
+
+    def measure(self, wanted: Wanted, part_bytes: int) -> None:
+        """Follows a change of what is missing of a wanted page."""
+        size = wanted.missing.bit_count() * part_bytes if wanted.missing > 0 else 0
+        self.remaining += size - wanted.size
+        wanted.size = size
 
     @property
     def stats(self) -> TransferStats:
@@ -85,6 +116,12 @@ class FlyingBatch(NamedTuple):
     header: link.Batch
     runs: list[FlyingRun]
     wire: list[int]  # bytes that each run takes on the line; a codec lowers them before it sends
+    urgency: int  # 0: all that is left of live transfers; 1: part of one; 2: background
+
+    @property
+    def xfer(self) -> str:
+        """The transfer, the first when there are several."""
+        return self.runs[0].sending.transfer.xfer
 
     @property
     def payload(self) -> int:
@@ -115,17 +152,17 @@ class Outbox:
             wanted.epoch, wanted.missing, wanted.flying = page.epoch, -1, 0
         if wanted.missing < 0:
             wanted.missing &= (1 << page.layout.parts) - 1
+        sending.measure(wanted, page.layout.part_bytes)
         if not page.dropped and wanted.missing & ~wanted.flying & page.have:
             sending.ready[page.name] = None
 
     def _give_back(self, sending: Sending, name: bytes, grant: int) -> None:
         """The page is wanted no more, until the receiver gives other room for it."""
-        del sending.wanted[name]
-        sending.ready.pop(name, None)
+        sending.forget(name)
         assert sending.transfer.to is not None
         self.spent.setdefault(sending.transfer.to, []).append(grant)
 
-    def next_batch(self, sendings: Sequence[Sending], max_bytes: int) -> FlyingBatch | None:
+    def next_batch(self, sendings: Sequence[Sending], max_bytes: int, urgency: int) -> FlyingBatch | None:
         """About `max_bytes` of what is ready, the first of `sendings` first; None when there is nothing.
 
         The pages are held until `written`.
@@ -133,15 +170,13 @@ class Outbox:
         runs: list[FlyingRun] = []
         room = max_bytes
         for sending in sendings:
-            for name in list(sending.ready):
-                if room <= 0:
-                    break
-                room -= self._take(sending, name, room, runs)
+            while room > 0 and sending.ready:
+                room -= self._take(sending, next(iter(sending.ready)), room, runs)
         if not runs:
             return None
         self._batches += 1
         header = link.Batch(self._batches, [_described(run) for run in runs])
-        return FlyingBatch(header, runs, [run.payload for run in header.runs])
+        return FlyingBatch(header, runs, [run.payload for run in header.runs], urgency)
 
     def written(self, batch: FlyingBatch) -> None:
         """The bytes have been read from the arena (or never will be)."""
@@ -152,6 +187,7 @@ class Outbox:
         """The other side has read the batch; what arrived broken it wants again."""
         for run, wanted in self._landed(batch):
             wanted.missing &= ~run.bits
+            run.sending.measure(wanted, run.page.layout.part_bytes)
             if run.page.complete and wanted.missing == 0:
                 run.sending.pages += 1
         for run, wire in zip(batch.runs, batch.wire, strict=True):

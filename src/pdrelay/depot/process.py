@@ -13,7 +13,7 @@ from pathlib import Path
 from pdrelay.cluster.config import Deployment
 from pdrelay.cluster.tls import client_context, server_context
 from pdrelay.cluster.topology import Host, Link
-from pdrelay.cluster.units import parse_rate, parse_size, parse_time
+from pdrelay.cluster.units import parse_size, parse_time
 from pdrelay.depot.arena import Arena
 from pdrelay.depot.codec import codec_named
 from pdrelay.depot.disk import NoDisk, open_disk
@@ -25,6 +25,7 @@ from pdrelay.depot.nixl.lanes import NixlLanes
 from pdrelay.depot.nixl.setup import maker, require_nixl, writers
 from pdrelay.depot.payload import LinkCodecs, RunDecoder, RunEncoder
 from pdrelay.depot.server import DepotServer
+from pdrelay.depot.tcp_options import require_congestion
 from pdrelay.errors import ConfigError, StartError
 
 
@@ -58,8 +59,11 @@ def _route(link: Link, target: Host) -> Route:
         control=link.control.get(target.name, target.listen),
         bulk=link.bulk.get(target.name, target.listen),
         connections=link.connections,
-        rate=parse_rate(link.rate),
+        rate=link.known_rate,
         rtt=parse_time(link.rtt),
+        schedule=link.schedule,
+        per_transfer=link.connections_per_transfer,
+        congestion=link.congestion,
     )
 
 
@@ -84,6 +88,9 @@ async def running(deployment: Deployment, name: str) -> AsyncIterator[Hub]:
     key = read_fleet_key(deployment.fleet_key_file)
     codecs = link_codecs(deployment, host)
     client, server = (context(deployment.tls.directory, name) for context in (client_context, server_context))
+    for index, link in enumerate(deployment.link):
+        if link.source == host.cluster:
+            require_congestion(link.congestion, f"link[{index}].congestion")
     async with AsyncExitStack() as stack:
         arena = _arena(host)
         epoch_base = time.time_ns() >> 10

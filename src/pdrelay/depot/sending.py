@@ -16,6 +16,7 @@ from pdrelay.depot.grants import Place
 from pdrelay.depot.index import Index
 from pdrelay.depot.outbox import FlyingBatch, Outbox, Sending, Wanted
 from pdrelay.depot.page import Changes, Page
+from pdrelay.depot.schedule import Schedule
 from pdrelay.depot.tiers import DiskTier
 from pdrelay.errors import DepotError
 
@@ -25,6 +26,13 @@ LOST_LINK_SECONDS = 15.0
 
 IDLE_SECONDS = 60.0
 """A demoted transfer is given up when nothing of it arrived for so long, be it that the far arena has no room."""
+
+Fits = Callable[[str, int], bool]
+"""Whether a batch of a transfer, of an urgency, may be put now."""
+
+
+def _fit_always(*_: object) -> bool:
+    return True
 
 
 class Peer(Protocol):
@@ -37,7 +45,12 @@ class Peer(Protocol):
 
     @property
     def rate(self) -> float:
-        """Bytes per second of the line."""
+        """Bytes per second of the line, measured as soon as can be."""
+        ...
+
+    @property
+    def schedule(self) -> Schedule:
+        """Whose turn it is."""
         ...
 
     def send(self, message: link.LinkMessage) -> None:
@@ -147,8 +160,7 @@ class Senders:
         for sending in self._live.values():
             if sending.transfer.to == to:
                 sending.link_lost = now
-                sending.wanted.clear()
-                sending.ready.clear()
+                sending.forget_all()
 
     def on_message(self, origin: str, message: link.LinkMessage) -> None:
         """An answer of depot `origin`."""
@@ -183,13 +195,14 @@ class Senders:
             # The receiver starts anew, and knows nothing of what is under way.
             if known is None or not want.epoch or known.place != place:
                 if sending in self._by_name.get(want.name, ()):
-                    sending.wanted[want.name] = Wanted(want.epoch, parts, place=place)
+                    sending.want(want.name, Wanted(want.epoch, parts, place=place))
             elif known.epoch == want.epoch:
                 known.missing |= parts
             page = self._index.get(want.name)
             if page is not None:
                 self.outbox.line_up(sending, page)
             else:
+                self._expect(sending, want.name)
                 self._tier.recall([want.name])
         self._wake(sending)
 
@@ -202,7 +215,7 @@ class Senders:
                     continue
                 sending.ready.pop(name, None)
                 if wanted.missing:  # it will be wanted anew; else the receiver has all of it
-                    del sending.wanted[name]
+                    sending.forget(name)
 
     def _on_suspect(self, suspect: link.Suspect) -> None:
         page = self._index.get(suspect.name)
@@ -277,23 +290,28 @@ class Senders:
 
     # Bulk
 
-    def next_batch(self, to: str, max_bytes: int, now: float) -> FlyingBatch | None:
-        """What a bulk connection to `to` shall send next, None when there is nothing. Its pages are held."""
-        return self.outbox.next_batch(self._in_order(to, now), max_bytes)
-
-    def _in_order(self, to: str, now: float) -> list[Sending]:
-        """Small before large, but the longer one waits the smaller it counts; background last."""
+    def next_batch(self, to: str, max_bytes: int, now: float, fits: Fits = _fit_always) -> FlyingBatch | None:
+        """What shall be sent next to `to`, None when there is nothing for which there is room. Its pages are held."""
+        peer = self.peers[to]
         waiting = [sending for sending in self._live.values() if sending.ready and sending.transfer.to == to]
-        if len(waiting) < 2:
-            return waiting
-        ageing = self.peers[to].rate / 2
+        for at, first in enumerate(ordered := peer.schedule.order(waiting, now, peer.rate)):
+            urgency = _urgency(first, max_bytes)
+            if fits(first.transfer.xfer, urgency):
+                # Others fill up the batch only if it serves them as soon.
+                alike = [other for other in ordered[at:] if _urgency(other, max_bytes) == urgency]
+                batch = self.outbox.next_batch(alike[:1] if peer.schedule.single else alike, max_bytes, urgency)
+                if batch is not None:  # else its pages were produced anew meanwhile
+                    peer.schedule.served(first, batch.payload)
+                    return batch
+        return None
 
-        def rank(sending: Sending) -> tuple[bool, float]:
-            lined_up = [self._index.get(name) for name, wanted in sending.wanted.items() if wanted.missing]
-            size = sum(page.layout.page_bytes for page in lined_up if page is not None)
-            return sending.demoted, size - (now - sending.started) * ageing
+    def queued(self, to: str, *, background: bool) -> int:
+        """Bytes that `to` wants and has not got, of one class of transfers."""
+        return sum(s.remaining for s in self._live.values() if s.transfer.to == to and s.background == background)
 
-        return sorted(waiting, key=rank)
+    def anything_waits(self, to: str) -> bool:
+        """Whether something is ready to be sent to `to`."""
+        return any(sending.ready for sending in self._live.values() if sending.transfer.to == to)
 
     # Inside
 
@@ -305,9 +323,14 @@ class Senders:
         if peer is not None and (sending.ready or self.outbox.spent):
             peer.wake()
 
+    def _expect(self, sending: Sending, name: bytes) -> None:
+        """Counts a page that is still to be produced among what is left to send."""
+        contract, wanted = self._contracts.only(), sending.wanted.get(name)
+        if contract is not None and wanted is not None:
+            sending.measure(wanted, contract.layout_of(name).part_bytes)
+
     def _offer(self, sending: Sending) -> None:
-        sending.wanted.clear()
-        sending.ready.clear()
+        sending.forget_all()
         if (peer := self._peer(sending)) is not None:
             peer.send(
                 link.Offer(
@@ -315,7 +338,7 @@ class Senders:
                     names=sending.names,
                     tails=0 if sending.demoted else sending.transfer.tails,
                     addressee=sending.transfer.addressee,
-                    background=sending.demoted,
+                    background=sending.background,
                     contract=self._contracts.only(),
                 )
             )
@@ -330,8 +353,7 @@ class Senders:
 
     def _forget(self, sending: Sending, names: list[bytes]) -> None:
         for name in names:
-            sending.wanted.pop(name, None)
-            sending.ready.pop(name, None)
+            sending.forget(name)
             sending.absent_since.pop(name, None)
             sendings = self._by_name[name]
             sendings.discard(sending)
@@ -344,3 +366,10 @@ class Senders:
             self._emit(Offered(sending.transfer.xfer, sending.have))
         if sending.delivered:
             self._emit(Delivered(sending.transfer.xfer))
+
+
+def _urgency(sending: Sending, max_bytes: int) -> int:
+    """See FlyingBatch."""
+    if sending.background:
+        return 2
+    return int(sending.remaining > max_bytes)

@@ -18,7 +18,6 @@ from pdrelay.errors import ProtocolError
 
 CONTROL, BULK = b"C", b"B"
 CONNECT_SECONDS = 10.0
-UNSENT_BYTES = 1 << 18  # waiting in the kernel, beyond what is on the line: more would only queue behind other data
 DEAD_PEER_MS = 30_000
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -56,7 +55,6 @@ def dial_bulk(address: str, tls: ssl.SSLContext, server_name: str) -> ssl.SSLSoc
     raw = socket.create_connection(parse_address(address), CONNECT_SECONDS)
     try:
         tune(raw)
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         raw.sendall(BULK)
         sock = tls.wrap_socket(raw, server_hostname=server_name)
     except BaseException:

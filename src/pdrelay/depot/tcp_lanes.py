@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdrelay.depot import bulk_sender, wire
 from pdrelay.depot import link_messages as link
-from pdrelay.depot.bulk_sender import BatchQueue, BulkSender
+from pdrelay.depot.bulk_sender import URGENCIES, BatchQueue, BulkSender
 from pdrelay.depot.channel import TlsWriter, Writer
-from pdrelay.depot.lanes import FarEndpoint, LaneOwner
+from pdrelay.depot.lanes import FarEndpoint, LaneOwner, LaneUse
 from pdrelay.depot.link_messages import Transport
 from pdrelay.depot.mailbox import Mailbox
 from pdrelay.depot.outbox import FlyingBatch
 from pdrelay.depot.payload import RunEncoder
 from pdrelay.depot.sockets import CONNECT_SECONDS, dial_bulk, join_thread
-from pdrelay.depot.tcp_info import tcp_info
+from pdrelay.depot.tcp_info import TcpInfo, tcp_info
+from pdrelay.depot.tcp_options import set_congestion, set_pace, set_unsent
 
 BATCHES_AHEAD = 2  # handed to a thread: one it writes, one so that it need not wait for the event loop
-
-
 WATCH_SECONDS = 0.25
 
 
-class Far(NamedTuple):
-    """The far end of bulk connections."""
+class TcpSettings(NamedTuple):
+    """A link's bulk connections."""
 
     depot: str
     address: str
     connections: int
+    per_transfer: int = 0  # connections that one transfer may use; 0: all, and connections serve several
+    congestion: str = ""
+    pace: float | None = None  # bytes per second, of each
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lane:
     """One bulk connection as the event loop sees it."""
 
@@ -43,23 +45,39 @@ class Lane:
     unwritten: dict[int, FlyingBatch] = field(default_factory=dict)  # the thread may still read their bytes
     unacked: dict[int, FlyingBatch] = field(default_factory=dict)
 
+    def load(self, urgency: int) -> int:
+        """Batches that one of this urgency would wait for. Less urgent ones are overtaken, unless they have begun."""
+        begun = 1 if self.unwritten else 0
+        return max(begun, sum(batch.urgency <= urgency for batch in self.unwritten.values()))
+
+    def carries(self, xfer: str) -> bool:
+        """Whether batches of this transfer are under way on it."""
+        return any(batch.xfer == xfer for batch in self.unacked.values())
+
 
 class TcpLanes:
-    """`Lanes` over `far.connections` TLS connections, each made again when it breaks."""
+    """`Lanes` over TLS connections, each made again when it breaks."""
 
     transport: Transport = "tcp"
     path = "tcp"
 
     def __init__(
-        self, far: Far, tls: ssl.SSLContext, depot: str, arena: memoryview, encoder: RunEncoder, owner: LaneOwner
+        self,
+        settings: TcpSettings,
+        tls: ssl.SSLContext,
+        depot: str,
+        arena: memoryview,
+        encoder: RunEncoder,
+        owner: LaneOwner,
     ) -> None:
         """`depot` is our own name. Needs a running event loop."""
-        self._far, self._tls, self._depot, self._arena, self._encoder = far, tls, depot, arena, encoder
+        self._settings, self._tls, self._depot, self._arena, self._encoder = settings, tls, depot, arena, encoder
         self._owner = owner
         self._mailbox = Mailbox(owner.lanes_ready)
         self._callbacks = bulk_sender.Callbacks(self._mailbox.post, self._on_open, self._on_written, self._on_broken)
         self._lanes: dict[BulkSender, Lane] = {}
         self._senders: list[BulkSender] = []
+        self._rate = 0.0  # of the line
         self._watch = asyncio.create_task(self._watch_connections())
 
     async def prepare(self, far: FarEndpoint) -> None:
@@ -68,8 +86,8 @@ class TcpLanes:
     def open(self) -> None:
         """See Lanes."""
         self._senders = [sender for sender in self._senders if sender.thread.is_alive()]
-        for _ in range(self._far.connections):
-            sender = BulkSender(self._far.depot, self._dial, self._arena, self._encoder, self._callbacks)
+        for _ in range(self._settings.connections):
+            sender = BulkSender(self._settings.depot, self._dial, self._arena, self._encoder, self._callbacks)
             self._lanes[sender] = Lane()
             self._senders.append(sender)
 
@@ -81,17 +99,17 @@ class TcpLanes:
             if not lane.unwritten:
                 self._forget(sender, lane)
 
-    def room(self) -> bool:
+    def room(self, xfer: str, urgency: int) -> bool:
         """See Lanes."""
-        return self._idlest() is not None
+        return self._choose(xfer, urgency) is not None
 
     def put(self, batch: FlyingBatch) -> None:
         """See Lanes."""
-        lane = self._idlest()
+        lane = self._choose(batch.xfer, batch.urgency)
         assert lane is not None
         assert lane.batches is not None
         lane.unwritten[batch.header.batch] = lane.unacked[batch.header.batch] = batch
-        lane.batches.put(batch, urgent=True)
+        lane.batches.put(batch)
 
     def acked(self, number: int) -> FlyingBatch | None:
         """See Lanes."""
@@ -103,6 +121,20 @@ class TcpLanes:
     def revoke(self, grants: Sequence[int]) -> None:
         """See Lanes. Whoever receives over connections grants nothing."""
 
+    def use(self) -> LaneUse:
+        """See Lanes."""
+        lanes = [lane for lane in self._lanes.values() if lane.batches is not None]
+        infos = tuple(info for _, info in self._connections())
+        return LaneUse(len(lanes), sum(bool(lane.unacked) for lane in lanes), infos)
+
+    def adapt(self, rate: float) -> None:
+        """See Lanes."""
+        if abs(rate - self._rate) > 0.1 * self._rate:
+            self._rate = rate
+            for sender in self._lanes:
+                if (sock := sender.sock) is not None:
+                    set_unsent(sock, rate / self._settings.connections)
+
     async def aclose(self) -> None:
         """See Lanes."""
         self._watch.cancel()
@@ -111,8 +143,18 @@ class TcpLanes:
 
     def _dial(self) -> Writer:
         """In a bulk connection's thread."""
-        writer = TlsWriter(dial_bulk(self._far.address, self._tls, self._far.depot))
-        writer.send([wire.frame(link.BulkHello(depot=self._depot))])
+        settings = self._settings
+        sock = dial_bulk(settings.address, self._tls, settings.depot)
+        try:
+            set_congestion(sock, settings.congestion)
+            set_unsent(sock, self._rate / settings.connections)
+            if settings.pace is not None:
+                set_pace(sock, settings.pace)
+            writer = TlsWriter(sock)
+            writer.send([wire.frame(link.BulkHello(depot=self._depot))])
+        except OSError:
+            sock.close()
+            raise
         return writer
 
     async def _watch_connections(self) -> None:
@@ -120,17 +162,27 @@ class TcpLanes:
         may be nothing more to write that would show it."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            for sender, lane in list(self._lanes.items()):
-                sock = sender.sock if lane.batches is not None else None
-                info = tcp_info(sock) if sock is not None else None
-                if info is not None and not info.alive:
+            for sender, info in list(self._connections()):
+                if not info.alive:
                     sender.interrupt()
 
-    def _idlest(self) -> Lane | None:
-        best, fewest = None, BATCHES_AHEAD
-        for lane in self._lanes.values():
-            if lane.batches is not None and len(lane.unwritten) < fewest:
-                best, fewest = lane, len(lane.unwritten)
+    def _connections(self) -> Iterator[tuple[BulkSender, TcpInfo]]:
+        for sender, lane in self._lanes.items():
+            sock = sender.sock if lane.batches is not None else None
+            info = tcp_info(sock) if sock is not None else None
+            if info is not None:
+                yield sender, info
+
+    def _choose(self, xfer: str, urgency: int) -> Lane | None:
+        """The lane on which a batch would be sent first, None when it would wait too long on all."""
+        lanes = [lane for lane in self._lanes.values() if lane.batches is not None]
+        if most := self._settings.per_transfer:
+            own = [lane for lane in lanes if lane.carries(xfer)]
+            lanes = own + ([lane for lane in lanes if not lane.unacked] if len(own) < most else [])
+        best, least = None, BATCHES_AHEAD
+        for lane in lanes:
+            if (load := lane.load(urgency)) < least and len(lane.unwritten) < BATCHES_AHEAD + URGENCIES:
+                best, least = lane, load
         return best
 
     def _on_open(self, sender: BulkSender, batches: BatchQueue) -> None:

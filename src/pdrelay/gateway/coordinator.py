@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pdrelay.cluster.config import Deployment
 from pdrelay.cluster.topology import Instance, Role
-from pdrelay.cluster.units import parse_rate, parse_size, parse_time
+from pdrelay.cluster.units import parse_size, parse_time
 from pdrelay.depot.base import DepotControl, Forgotten, LinkState, Removed, Stalled, Stored
 from pdrelay.engine.base import Engine
 from pdrelay.engine.messages import Hello
@@ -58,8 +58,7 @@ class Coordinator:
         self._handoffs = Handoffs(Settings(settings.handoff, bound, settings.relay_pace))
         self._agreement = AgreementMonitor(settings.agreement_alarm, registry)
         self._links = {
-            (link.source, link.target): LinkView(parse_rate(link.rate), parse_time(link.rtt))
-            for link in deployment.link
+            (link.source, link.target): LinkView(link.first_rate, parse_time(link.rtt)) for link in deployment.link
         }
         self._smallest_arena = min(parse_size(host.arena) for host in deployment.host)
         self._listeners = [asyncio.create_task(self._listen(host, depot)) for host, depot in depots.items()]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdrelay.cluster.config import Deployment, load
-from pdrelay.cluster.units import parse_address, parse_rate, parse_time
+from pdrelay.cluster.units import parse_address, parse_time
 from pdrelay.errors import ConfigError
 from pdrelay.wan.admin import Admin, parse_line_rate
 from pdrelay.wan.line import Address, Line, Route
@@ -49,8 +49,8 @@ def routes(deployment: Deployment) -> list[Route]:
 def settings(config_path: Path, rate: str | None, rtt: str | None, admin: str) -> LineSettings:
     """Reads the file; options override it. Raises ConfigError."""
     deployment = load(config_path)
-    slowest = min(deployment.link, key=lambda link: parse_rate(link.rate), default=None)
-    rate = rate or (slowest.rate if slowest else "unlimited")
+    slowest = min(deployment.link, key=lambda link: link.known_rate or math.inf, default=None)
+    rate = rate or (slowest.rate if slowest and slowest.known_rate else "unlimited")
     rtt = rtt or (slowest.rtt if slowest else "0ms")
     try:
         return LineSettings(routes(deployment), parse_line_rate(rate), parse_time(rtt), parse_address(admin))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from pdrelay.depot import link_messages as link
-from pdrelay.depot.lanes import FarEndpoint, LaneOwner
+from pdrelay.depot.lanes import FarEndpoint, LaneOwner, LaneUse
 from pdrelay.depot.link_messages import Endpoint
 from pdrelay.depot.nixl.base import Agent, MakeAgent, Piece
 from pdrelay.depot.outbox import FlyingBatch, FlyingRun
@@ -65,7 +65,7 @@ class NixlLanes:
             self._agent.close()
             self._ending = asyncio.create_task(self._end(self._agent))
 
-    def room(self) -> bool:
+    def room(self, xfer: str, urgency: int) -> bool:
         """See Lanes."""
         return self._open and len(self._unwritten) < self._ahead
 
@@ -88,6 +88,13 @@ class NixlLanes:
         """See Lanes."""
         self._close_grants([grant for grant in grants if not self._flying[grant]])
         self._revoked.update(grant for grant in grants if self._flying[grant])
+
+    def use(self) -> LaneUse:
+        """See Lanes."""
+        return LaneUse(self._ahead if self._open else 0, len(self._unwritten))
+
+    def adapt(self, rate: float) -> None:
+        """See Lanes. Nothing waits in buffers."""
 
     async def aclose(self) -> None:
         """See Lanes."""

@@ -1,0 +1,81 @@
+"""How much a link may have under way, in what pieces, and when the next may go. Pure: the caller brings the clock.
+
+What is under way is bounded by what the line delivers in a round trip and a little more (`QUEUE_SECONDS`): the line is
+never idle, and what is urgent does not queue behind much. The bound follows the measured rate: it lets a quarter more
+than a round trip's worth through, so a line that became faster is found out within a few round trips.
+"""
+
+from __future__ import annotations
+
+from pdrelay.depot.line_estimate import LineEstimate
+
+MIN_BATCH, MAX_BATCH = 16 << 10, 4 << 20
+BATCH_SECONDS = 0.02
+"""A batch occupies its share of the line for about so long: what comes up meanwhile waits no longer."""
+
+QUEUE_SECONDS = 0.04
+RTT_GAIN = 1.25
+FIRST_BYTES = 256 << 10
+"""Under way before anything was acknowledged; then twice what was, as in TCP's slow start."""
+
+BURST_SECONDS = 0.005
+
+
+class FlowControl:
+    """One link's. Sizes are bytes on the line."""
+
+    def __init__(self, estimate: LineEstimate, connections: int, pace: float | None) -> None:
+        """`pace` is the highest rate, bytes per second; None for no limit."""
+        self.estimate, self._connections, self._pace = estimate, connections, pace
+        self._sizes: dict[int, int] = {}  # of batches under way
+        self.under_way = 0
+        self._base = estimate.acked
+        self._next = 0.0
+
+    @property
+    def batch_bytes(self) -> int:
+        """Size of the next batch."""
+        share = min(self.estimate.rate * BATCH_SECONDS, self._known / 2) / self._connections
+        return int(min(max(share, MIN_BATCH), MAX_BATCH))
+
+    @property
+    def window(self) -> int:
+        """Most that may be under way."""
+        estimate, batches = self.estimate, self._connections * self.batch_bytes
+        window = estimate.rate * (RTT_GAIN * estimate.base_rtt + QUEUE_SECONDS) + batches
+        return int(min(window, self._known))
+
+    @property
+    def _known(self) -> int:
+        """Bytes that the line surely takes: a rate that nobody measured yet may be far too high."""
+        return FIRST_BYTES + 2 * (self.estimate.acked - self._base)
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next batch may go by the pace; at most 0 when it may now."""
+        return self._next - now
+
+    @property
+    def room(self) -> bool:
+        """Whether more may be under way."""
+        return self.under_way < self.window
+
+    def sent(self, batch: int, size: int, now: float) -> None:
+        """A batch goes that will take about `size` bytes."""
+        self._sizes[batch] = size
+        self.under_way += size
+        if self._pace is not None:
+            self._next = max(self._next, now - BURST_SECONDS) + size / self._pace
+
+    def acked(self, batch: int, size: int, now: float) -> None:
+        """A batch arrived. It took `size` bytes."""
+        self.under_way -= self._sizes.pop(batch)
+        self.estimate.on_ack(size, now)
+
+    def failed(self, batch: int) -> None:
+        """A batch was lost with its connection."""
+        self.under_way -= self._sizes.pop(batch)
+
+    def reset(self) -> None:
+        """The link is new: starts slowly again."""
+        self.estimate.lost()
+        self._base = self.estimate.acked
