@@ -10,6 +10,7 @@ from depot_kit import names, produce, until
 from link_kit import SHAPE, Site, World
 
 from pdrelay.depot.base import LinkEstimate, Transfer
+from pdrelay.depot.metrics import render
 from pdrelay.depot.outbox import FlyingBatch
 from pdrelay.depot.tcp_lanes import TcpLanes
 
@@ -104,3 +105,6 @@ async def test_the_line_is_measured_and_told(world: World) -> None:
     assert 0 < told[-1].base_rtt <= told[-1].rtt
     assert told[-1].tcp_rtt > 0
     assert p.hub.link_estimates["d"] == told[-1]
+    lines = render(p.hub).splitlines()
+    assert 'pdrelay_depot_link_connections{depot="p",to="d"} 2' in lines
+    assert 'pdrelay_depot_link_queued_bytes{depot="p",to="d",class="live"} 0' in lines

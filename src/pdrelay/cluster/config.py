@@ -42,7 +42,9 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Which placement policy runs, and its parameters."""
 
     name: Literal["pdd", "cdc_pd", "idc_pd"] = "pdd"
-    hit_threshold: float = 0.95  # H: at or above it a request skips the relay
+    hit_threshold: float = 0.95  # H: at or above it a request skips the relay ...
+    wan_budget: str = "0s"  # ... and when the line is predicted to carry what is missing in this time
+    recompute: bool = False  # prefill beside main decode, where an instance with a profile is sooner than the line
     handoff: Literal["one_shot", "catch_up", "dynamic"] = "dynamic"
     relay_max_tokens: int = 1024  # a relayed request is pressed to move on after this many tokens ...
     relay_max_time: str = "120s"  # ... or this time; both shrink as the relay fills up
@@ -218,6 +220,7 @@ def _quantities(deployment: Deployment) -> Iterable[Problem]:
     checks: list[tuple[str, str, Callable[[str], object]]] = [
         ("gateway.listen", deployment.gateway.listen, parse_address),
         ("policy.relay_max_time", deployment.policy.relay_max_time, parse_time),
+        ("policy.wan_budget", deployment.policy.wan_budget, parse_time),
     ]
     for i, host in enumerate(deployment.host):
         checks += [(f"host[{i}].listen", host.listen, parse_address), (f"host[{i}].arena", host.arena, parse_size)]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pdrelay.cluster.units import parse_address
 from pdrelay.depot.base import Use
 from pdrelay.depot.hub import Hub
+from pdrelay.depot.link_metrics import link_lines
 from pdrelay.depot.payload import Coder
 from pdrelay.errors import StartError
 
@@ -88,6 +89,7 @@ def _lines(hub: Hub) -> Iterator[str]:
     yield "# TYPE pdrelay_depot_link_info gauge"
     for to, path in hub.link_paths().items():
         yield f'pdrelay_depot_link_info{{{label},to="{to}",transport="{path.split()[0]}",path="{path}"}} 1'
+    yield from link_lines(hub.link_estimates, label)
     yield from _codec_lines(hub, label)
 
 

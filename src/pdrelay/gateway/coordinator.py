@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from pdrelay.cluster.config import Deployment
 from pdrelay.cluster.topology import Instance, Role
 from pdrelay.cluster.units import parse_size, parse_time
-from pdrelay.depot.base import DepotControl, Forgotten, LinkState, Removed, Stalled, Stored
+from pdrelay.depot.base import DepotControl, Forgotten, LinkEstimate, LinkState, Removed, Stalled, Stored
 from pdrelay.engine.base import Engine
 from pdrelay.engine.messages import Hello
 from pdrelay.errors import DepotUnavailableError, PlacementError, RequestError
@@ -21,11 +22,13 @@ from pdrelay.gateway.base import GenerationRequest, InstanceState, Serving, Serv
 from pdrelay.gateway.handoff import Handoffs
 from pdrelay.gateway.index import PageIndex
 from pdrelay.gateway.legs import Notice
+from pdrelay.gateway.lines import Lines
 from pdrelay.gateway.request import RequestRun, Route
 from pdrelay.kv.contract import KVGroup
 from pdrelay.kv.demand import demand, most_prompt_tokens, published_tokens
 from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
-from pdrelay.policy.base import InstanceView, LinkView, Placement, RequestView, Snapshot
+from pdrelay.perf.profile import load
+from pdrelay.policy.base import InstanceView, Placement, RequestView, Snapshot
 from pdrelay.policy.handoff import RelayBound, Settings
 from pdrelay.policy.placement import policy_named
 
@@ -48,18 +51,20 @@ class Coordinator:
         self._deployment, self._engines, self._depots = deployment, engines, depots
         self._connectors = connectors or {}
         self._instances = {instance.name: instance for instance in deployment.instance}
-        self._policy = policy_named(deployment.policy.name, deployment.policy.hit_threshold)
+        policy = deployment.policy
+        self._policy = policy_named(
+            policy.name, policy.hit_threshold, parse_time(policy.wan_budget), recompute=policy.recompute
+        )
         self._policy_state = self._policy.initial()
         self._index = PageIndex()
-        self._lines_down: dict[tuple[str, str], str] = {}  # by (from, to) host: why
+        self._lines = Lines(deployment)
+        profiled = [i for i in deployment.instance if i.profile and deployment.policy.recompute]
+        self._prefill_costs = {instance.name: load(Path(instance.profile)).prefill for instance in profiled}
         self._running: dict[str, RequestRun] = {}
         settings = deployment.policy
         bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
         self._handoffs = Handoffs(Settings(settings.handoff, bound, settings.relay_pace))
         self._agreement = AgreementMonitor(settings.agreement_alarm, registry)
-        self._links = {
-            (link.source, link.target): LinkView(link.first_rate, parse_time(link.rtt)) for link in deployment.link
-        }
         self._smallest_arena = min(parse_size(host.arena) for host in deployment.host)
         self._listeners = [asyncio.create_task(self._listen(host, depot)) for host, depot in depots.items()]
 
@@ -105,6 +110,7 @@ class Coordinator:
             prompt_tokens=len(request.prompt),
             held=held,
             forced=request.debug.pipeline,
+            kv_bytes_per_token=self._hellos()[0].contract.bytes_per_token,
         )
         self._policy_state, placement = self._policy.place(self._policy_state, view, snapshot, time.monotonic())
 
@@ -181,15 +187,7 @@ class Coordinator:
 
     def _snapshot(self) -> Snapshot:
         instances = tuple(self._view(instance) for instance in self._deployment.instance)
-        links = {ends: link._replace(down=self._line_trouble(*ends)) for ends, link in self._links.items()}
-        return Snapshot(instances, links)
-
-    def _line_trouble(self, source: str, target: str) -> str:
-        """Why no host of cluster `source` reaches one of `target`; empty while some does."""
-        hosts = {host.name: host.cluster for host in self._deployment.host}
-        pairs = [(a, b) for a in hosts for b in hosts if (hosts[a], hosts[b]) == (source, target)]
-        reasons = [self._lines_down.get(pair, "") for pair in pairs]
-        return reasons[0] if reasons and all(reasons) else ""
+        return Snapshot(instances, self._lines.views())
 
     def _view(self, instance: Instance) -> InstanceView:
         status = self._engines[instance.name].status
@@ -206,6 +204,8 @@ class Coordinator:
             running=load.running if load else 0,
             waiting=load.waiting if load else 0,
             kv_usage=load.kv_usage if load else 0.0,
+            prefill_cost=self._prefill_costs.get(instance.name),
+            host=instance.host,
         )
 
     def _route(self, placement: Placement) -> Route:
@@ -225,9 +225,7 @@ class Coordinator:
 
     def _round_trip(self, cluster: str) -> float:
         """Seconds from the gateway to an instance of `cluster` and back; 0 inside the gateway's own."""
-        home = self._deployment.gateway.cluster
-        link = self._links.get((home, cluster)) or self._links.get((cluster, home))
-        return link.rtt if link else 0.0
+        return self._lines.rtt(self._deployment.gateway.cluster, cluster)
 
     def _spare_relay(self, cluster: str) -> str | None:
         """A relay that can rescue a request of `cluster`; the baselines have none."""
@@ -244,13 +242,15 @@ class Coordinator:
                 case Stored() | Removed() | Forgotten():
                     self._index.apply(event)
                     if event == Forgotten(host):
+                        self._lines.forget(host)
                         self._notify(Notice.DEPOT_DOWN, source=host)
                         self._notify(Notice.MAIN_DEPOT_DOWN, target=host)
-                case LinkState(to, up=True):
-                    self._lines_down.pop((host, to), None)
-                case LinkState(to, up=False, detail=detail):
-                    self._lines_down[host, to] = detail or "no connection"
-                    self._notify(Notice.LINE_DOWN, host, to)
+                case LinkState(to, up):
+                    self._lines.state(host, event)
+                    if not up:
+                        self._notify(Notice.LINE_DOWN, host, to)
+                case LinkEstimate():
+                    self._lines.estimate(host, event)
                 case Stalled(xfer):
                     if run := self._running.get(xfer):
                         run.notify(Notice.PAGES_LOST)

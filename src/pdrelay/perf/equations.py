@@ -22,7 +22,7 @@ def decode_step_seconds(cost: DecodeCost, batch: int, context: int) -> float:
     return cost.fixed + cost.per_sequence * batch + cost.per_context_token * context
 
 
-def transfer_seconds(size: int, rate: float, rtt: float) -> float:
+def transfer_seconds(size: float, rate: float, rtt: float) -> float:
     """Time from sending the first of `size` bytes to the last one's arrival on an idle line of `rate` bytes/s.
 
     The offer is not counted: it is answered before the first byte is there to be sent.

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 from pdrelay.cluster.topology import Role
+from pdrelay.perf.equations import transfer_seconds
+from pdrelay.perf.profile import ForwardCost
 
 
 class Pipeline(enum.Enum):
@@ -32,14 +34,21 @@ class InstanceView(NamedTuple):
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0  # 0 to 1
+    prefill_cost: ForwardCost | None = None  # where a profile tells it
+    host: str = ""  # whose depot it uses
 
 
 class LinkView(NamedTuple):
-    """The line between two clusters."""
+    """The line between two clusters, as it was last measured, or as it is configured until then."""
 
     rate: float  # bytes per second
     rtt: float  # seconds
     down: str = ""  # why it carries nothing now; empty while it works
+    queued: float = 0.0  # bytes that live transfers still have to send
+
+    def transfer_seconds(self, size: float) -> float:
+        """Time until `size` more bytes are across, behind what is queued."""
+        return transfer_seconds(self.queued + size, self.rate, self.rtt)
 
 
 class Snapshot(NamedTuple):
@@ -60,6 +69,11 @@ class RequestView(NamedTuple):
     prompt_tokens: int
     held: Mapping[str, int]
     forced: Pipeline | None = None  # debug control
+    kv_bytes_per_token: float = 0.0
+
+    def missing_bytes(self, instance: str) -> float:
+        """Bytes of the prompt's KV that `instance` and its depot lack."""
+        return (self.prompt_tokens - self.held.get(instance, 0)) * self.kv_bytes_per_token
 
     def hit_rate(self, instance: str) -> float:
         """Share of the prompt that `instance` or its depot holds."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pdrelay.cluster.topology import Role
 from pdrelay.errors import PlacementError
 from pdrelay.policy.base import InstanceView, Pipeline, Placement, PlacementPolicy, RequestView, Snapshot
+from pdrelay.policy.cost import weigh
 
 
 class NoState(NamedTuple):
@@ -19,11 +20,23 @@ class NoState(NamedTuple):
 
 
 class Pdd:
-    """High hit rates go P-MD; the rest is relayed while the line carries its KV."""
+    """High hit rates go P-MD, and so does what the line carries soon; the rest is relayed meanwhile."""
 
-    def __init__(self, hit_threshold: float = 0.95, relay_pressure: float = 0.9) -> None:
-        """`hit_threshold` is PDD's H; a relay whose KV cache is fuller than `relay_pressure` gets no new requests."""
+    def __init__(
+        self,
+        hit_threshold: float = 0.95,
+        relay_pressure: float = 0.9,
+        wan_budget: float = 0.0,
+        *,
+        recompute: bool = False,
+    ) -> None:
+        """`hit_threshold` is PDD's H; a relay whose KV cache is fuller than `relay_pressure` gets no new requests.
+
+        What the line is predicted to carry in `wan_budget` seconds, behind what waits for it now, needs no relay.
+        `recompute` lets a prefill instance beside main decode compute the prompt when that is sooner than sending it.
+        """
         self.hit_threshold, self.relay_pressure = hit_threshold, relay_pressure
+        self.wan_budget, self.recompute = wan_budget, recompute
 
     def initial(self) -> NoState:
         return NoState()
@@ -32,8 +45,12 @@ class Pdd:
         prefill = choose(snapshot, Role.PREFILL, request)
         main = choose(snapshot, Role.DECODE, request)
         hit_rate = request.hit_rate(main.name)
+        if (local := self._recomputed(request, snapshot, prefill, main)) is not None:
+            return state, local
         trouble = snapshot.line_trouble(prefill.cluster, main.cluster)
-        pipeline, reason = self._pipeline(request, hit_rate, trouble)
+        link = snapshot.links.get((prefill.cluster, main.cluster))
+        wan = link.transfer_seconds(request.missing_bytes(main.name)) if link else 0.0
+        pipeline, reason = self._pipeline(request, hit_rate, trouble, wan)
         relay = None
         if pipeline is Pipeline.P_RLD_MD:
             relay, reason = self._relay(request, snapshot, prefill.cluster, reason)
@@ -42,13 +59,37 @@ class Pdd:
             raise PlacementError(f"the line from {prefill.cluster} to {main.cluster} is down: {trouble}")
         return state, Placement(pipeline, prefill.name, relay, main.name, hit_rate, reason)
 
-    def _pipeline(self, request: RequestView, hit_rate: float, trouble: str) -> tuple[Pipeline, str]:
+    def _recomputed(
+        self, request: RequestView, snapshot: Snapshot, prefill: InstanceView, main: InstanceView
+    ) -> Placement | None:
+        """Prefill beside main decode, when that is sooner than what comes over the line."""
+        if not self.recompute or request.forced not in (None, Pipeline.P_D) or prefill.cluster == main.cluster:
+            return None
+        line = snapshot.links.get((prefill.cluster, main.cluster))
+        joined = (main.cluster, main.cluster) in snapshot.links
+        for near in snapshot.instances:
+            reached = near.host == main.host or (joined and near.cluster == main.cluster)
+            if not (near.healthy and reached and Role.PREFILL in near.roles and near.prefill_cost):
+                continue
+            held = request.held.get(near.name, 0)
+            size = request.missing_bytes(main.name)
+            costs = weigh(request.prompt_tokens - held, held, size, line, near.prefill_cost)
+            if costs.recompute_is_cheaper:
+                reason = (
+                    f"{near.name} computes the prompt in {costs.recompute:.2f} s, the line takes {costs.send:.2f} s"
+                )
+                return Placement(Pipeline.P_D, near.name, None, main.name, request.hit_rate(main.name), reason)
+        return None
+
+    def _pipeline(self, request: RequestView, hit_rate: float, trouble: str, wan: float) -> tuple[Pipeline, str]:
         if request.forced in (Pipeline.P_MD, Pipeline.P_RLD_MD):
             return request.forced, "forced"
         if trouble:
             return Pipeline.P_RLD_MD, f"the line is down ({trouble})"
         if hit_rate >= self.hit_threshold:
             return Pipeline.P_MD, f"hit rate {hit_rate:.3f} is at least {self.hit_threshold}"
+        if self.wan_budget and wan <= self.wan_budget:
+            return Pipeline.P_MD, f"the line carries what is missing in {wan:.3f} s"
         return Pipeline.P_RLD_MD, f"hit rate {hit_rate:.3f} is below {self.hit_threshold}"
 
     def _relay(self, request: RequestView, snapshot: Snapshot, cluster: str, reason: str) -> tuple[str | None, str]:
@@ -96,9 +137,12 @@ class IdcPd:
         return state, placement
 
 
-def policy_named(name: str, hit_threshold: float) -> PlacementPolicy[NoState]:
+def policy_named(
+    name: str, hit_threshold: float, wan_budget: float = 0.0, *, recompute: bool = False
+) -> PlacementPolicy[NoState]:
     """The policy of a configuration file. Raises KeyError for an unknown name."""
-    policies: dict[str, PlacementPolicy[NoState]] = {"pdd": Pdd(hit_threshold), "cdc_pd": CdcPd(), "idc_pd": IdcPd()}
+    pdd = Pdd(hit_threshold, wan_budget=wan_budget, recompute=recompute)
+    policies: dict[str, PlacementPolicy[NoState]] = {"pdd": pdd, "cdc_pd": CdcPd(), "idc_pd": IdcPd()}
     return policies[name]
 
 
