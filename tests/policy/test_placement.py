@@ -79,3 +79,9 @@ def test_a_dead_line_sends_everything_to_the_relay_or_refuses():
     for policy in (Pdd(), CdcPd()):
         with pytest.raises(PlacementError, match="the line from dc-a to dc-b is down: no route"):
             place(policy, request(100), P, MD, down="no route")
+
+
+def test_requests_placed_before_the_first_arrives_spread_out():
+    busy = instance("md-1", "dc-b", Role.DECODE, running=2)
+    assert place(Pdd(), request(), P, RLD, MD._replace(assigned=1), busy).main == "md-0"
+    assert place(Pdd(), request(), P, RLD, MD._replace(assigned=3), busy).main == "md-1"

@@ -123,6 +123,7 @@ class Gateway:
         )  # fmt: skip
         self._depots = {v.name: Depot() for v in views}
         self._coordinator = Coordinator(deployment, {v.name: Engine(v) for v in views}, self._depots)  # type: ignore[arg-type]
+        self._coordinator._assigned.update({v.name: v.assigned for v in views})
 
     async def place(self, request: RequestView) -> Placement:
         ids = list(range(request.prompt_tokens))

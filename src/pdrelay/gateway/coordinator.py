@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -61,6 +62,7 @@ class Coordinator:
         profiled = [i for i in deployment.instance if i.profile and deployment.policy.recompute]
         self._prefill_costs = {instance.name: load(Path(instance.profile)).prefill for instance in profiled}
         self._running: dict[str, RequestRun] = {}
+        self._assigned = Counter[str]()  # running requests by main instance
         settings = deployment.policy
         bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
         self._handoffs = Handoffs(Settings(settings.handoff, bound, settings.relay_pace))
@@ -122,8 +124,11 @@ class Coordinator:
                 code="debug_control",
             )
 
+        self._assigned[placement.main] += 1
+
         def forget() -> None:
-            self._running.pop(request.request_id, None)
+            if self._running.pop(request.request_id, None) is not None:
+                self._assigned[placement.main] -= 1
 
         run = RequestRun(request, demand(pages, self._groups), self._route(placement), on_close=forget)
         self._running[request.request_id] = run
@@ -206,6 +211,7 @@ class Coordinator:
             kv_usage=load.kv_usage if load else 0.0,
             prefill_cost=self._prefill_costs.get(instance.name),
             host=instance.host,
+            assigned=self._assigned[instance.name],
         )
 
     def _route(self, placement: Placement) -> Route:

@@ -155,7 +155,7 @@ def choose(snapshot: Snapshot, role: Role, request: RequestView, cluster: str | 
     healthy = [i for i in able if i.healthy]
     if not healthy:
         raise PlacementError(_nobody(role, able, cluster))
-    return min(healthy, key=lambda i: (-request.held.get(i.name, 0), i.running + i.waiting, i.name))
+    return min(healthy, key=lambda i: (-request.held.get(i.name, 0), i.load, i.name))
 
 
 def _nobody(role: Role, able: Iterable[InstanceView], cluster: str | None) -> str:

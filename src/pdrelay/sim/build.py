@@ -43,7 +43,12 @@ def scenario_of(file: ScenarioFile, base: Path) -> Scenario:
     return Scenario(
         instances=tuple(_instances(file, profiles)),
         lines={(line.source, line.target): _line(index, line) for index, line in enumerate(file.line)},
-        policy=policy_named(settings.name, settings.hit_threshold),
+        policy=policy_named(
+            settings.name,
+            settings.hit_threshold,
+            _parse("policy.wan_budget", settings.wan_budget, parse_time),
+            recompute=settings.recompute,
+        ),
         handoff=Settings(
             settings.handoff,
             RelayBound(settings.relay_max_tokens, _parse("policy.relay_max_time", settings.relay_max_time, parse_time)),

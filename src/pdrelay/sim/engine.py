@@ -349,12 +349,12 @@ class Engine:
                 if work.stopped:
                     self._waiting.popleft()
                     continue
-                if not self._has_room(work.context + 1) or self._batch >= self.profile.max_num_seqs:
+                if not self._has_room(work.context + 1) or self.running >= self.profile.max_num_seqs:
                     return
                 self._waiting.popleft()
                 self._join(work)
             else:
-                if not self._has_room(work.reserve):
+                if not self._has_room(work.reserve) or self.running >= self.profile.max_num_seqs:
                     return
                 self._waiting.popleft()
                 if not work.cancelled:

@@ -56,8 +56,8 @@ class Life:
     """One request, from arrival to its last token."""
 
     __slots__ = (
-        "_deliveries", "_epoch", "_forward", "_main_rank", "_pins", "_placement", "_relay_noted", "_rescuer",
-        "_sequence", "_world", "base", "done", "main", "output", "prefill", "prompt", "record", "relay",
+        "_assigned", "_deliveries", "_epoch", "_forward", "_main_rank", "_pins", "_placement", "_relay_noted",
+        "_rescuer", "_sequence", "_world", "base", "done", "main", "output", "prefill", "prompt", "record", "relay",
         "relaying", "request",
     )  # fmt: skip
 
@@ -68,6 +68,7 @@ class Life:
         self.base = 1 if world.token_zero else 0
         self.done = False
         self._epoch = 0
+        self._assigned: Instance | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -94,6 +95,8 @@ class Life:
         self._placement = placement
         self.prefill, self.main = world.instance(placement.prefill), world.instance(placement.main)
         self.relay = world.instance(placement.relay) if placement.relay else None
+        self._assigned = self.main
+        self.main.assigned += 1
         record.pipeline, record.prefill, record.main = placement.pipeline.value, placement.prefill, placement.main
         record.relay, record.hit_rate = placement.relay, placement.hit_rate
         if not self._fits():
@@ -331,6 +334,7 @@ class Life:
         self._epoch += 1
         record.rescues += 1
         self._drop_pins()
+        self._unassign()
         self._clear()
         if record.rescues > MAX_RESCUES or made >= record.output:
             self._end("failed")
@@ -356,12 +360,18 @@ class Life:
     def _end(self, status: str) -> None:
         assert not self.done, "INV-SIM-END: a request ends once"
         self._drop_pins()
+        self._unassign()
         self.done = True
         self.record.status = status
         self.record.finished = self._world.events.now
         if status == "ok":
             self.record.check()
         self._world.ended(self)
+
+    def _unassign(self) -> None:
+        if self._assigned is not None:
+            self._assigned.assigned -= 1
+            self._assigned = None
 
     def _drop_pins(self) -> None:
         """What is still to be computed will never arrive; what is computed is on its way and is unpinned there."""

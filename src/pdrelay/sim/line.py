@@ -84,6 +84,7 @@ class Line:
         self._varying: Event | None = None
         self.connected = 0
         self.sent = 0.0  # bytes
+        self.given = 0.0  # bytes, sent or not
         self.could_send = 0.0  # bytes: the integral of the rate
         self.connection_seconds = 0.0
         self.transfers = 0  # that have arrived
@@ -95,6 +96,11 @@ class Line:
     def down(self) -> bool:
         """True during an outage."""
         return self._down
+
+    @property
+    def backlog(self) -> float:
+        """Bytes that were given and have not been sent."""
+        return max(0.0, self.given - self.sent)
 
     @property
     def queue(self) -> int:
@@ -113,6 +119,7 @@ class Line:
             return
         self._advance()
         transfer.given += size
+        self.given += size
         if transfer.sending:
             transfer.end += size
             self._push(transfer)

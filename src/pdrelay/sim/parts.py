@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from pdrelay.perf.profile import ForwardCost
 from pdrelay.policy.base import InstanceView
 from pdrelay.sim.cache import BlockCache, BlockIndex
 from pdrelay.sim.engine import Engine
@@ -82,7 +83,8 @@ class Instance:
         self.cache = BlockCache(index, spec.profile.kv_capacity * spec.ranks)
         self.holders = self.cache.bit | (depot.cache.bit if depot else 0)
         self.down = ""
-        self.epoch = 0  # grows with each failure
+        self.assigned = 0  # requests that are placed on it to decode
+        self._cost = spec.profile.prefill if isinstance(spec.profile.prefill, ForwardCost) else None
 
     def _engine(self) -> Engine:
         engine = Engine(self._events, self.profile, self._cores.slowdown if self._cores else None)
@@ -97,12 +99,12 @@ class Instance:
             (engine,) = engines
             return InstanceView(
                 spec.name, spec.cluster, spec.roles, not self.down, self.down, engine.running, engine.waiting,
-                engine.kv_usage,
+                engine.kv_usage, self._cost, spec.depot or spec.name, self.assigned,
             )  # fmt: skip
         return InstanceView(
             spec.name, spec.cluster, spec.roles, not self.down, self.down,
             sum(e.running for e in engines), sum(e.waiting for e in engines),
-            sum(e.kv_usage for e in engines) / len(engines),
+            sum(e.kv_usage for e in engines) / len(engines), self._cost, spec.depot or spec.name, self.assigned,
         )  # fmt: skip
 
     def rank(self) -> Engine:
@@ -124,7 +126,6 @@ class Instance:
     def fail(self) -> None:
         """Dies. Its depot, another process, lives on."""
         self.down = "it died"
-        self.epoch += 1
         for engine in self.engines:
             engine.fail()
         self.cache.clear()

@@ -69,6 +69,7 @@ class Simulation:
         self._left = 0  # requests of the workload that have not arrived
         self._think = 0  # turns that will be sent later
         self._numbers = 0
+        self._bytes_per_token = scenario.instances[0].profile.kv_per_token
         self._line_down = dict.fromkeys(self.lines, "")
         self._set_faults(scenario)
 
@@ -140,7 +141,7 @@ class Simulation:
     def place(self, request: Request) -> tuple[Placement, dict[str, int]]:
         """Asks the policy; also the prompt tokens that each instance holds. Raises PlacementError."""
         held = self.index.held(request, self._holders)
-        view = RequestView(prompt_tokens=request.prompt, held=held)
+        view = RequestView(prompt_tokens=request.prompt, held=held, kv_bytes_per_token=self._bytes_per_token)
         policy = self.scenario.policy
         self._policy_state, placement = policy.place(self._policy_state, view, self.snapshot(), self.events.now)
         return placement, held
@@ -148,7 +149,8 @@ class Simulation:
     def snapshot(self) -> Snapshot:
         """The deployment as a policy sees it."""
         links = {
-            ends: LinkView(line.spec.rate, line.spec.rtt, self._line_down[ends]) for ends, line in self.lines.items()
+            ends: LinkView(line.spec.rate, line.spec.rtt, self._line_down[ends], line.backlog)
+            for ends, line in self.lines.items()
         }
         return Snapshot(tuple(instance.view() for instance in self.instances.values()), links)
 
