@@ -13,7 +13,7 @@ from pdrelay.bench.producer import Producer, Template, template_of
 from pdrelay.bench.settings import Place
 from pdrelay.cluster import certs
 from pdrelay.cluster.config import GATEWAY
-from pdrelay.cluster.topology import Link
+from pdrelay.cluster.topology import ScheduleName
 from pdrelay.depot.control_client import ControlClient, control_over_unix
 from pdrelay.errors import BenchError, DepotUnavailableError
 from pdrelay.kv.contract import KVContract
@@ -22,7 +22,6 @@ SENDER, RECEIVER = "host-a", "host-b"
 READY_SECONDS = 20.0
 
 Encryption = Literal["all", "control"]
-Schedule = Literal["fair", "srpt"]
 
 
 class Route(NamedTuple):
@@ -46,7 +45,7 @@ class LinkOptions(NamedTuple):
     rate: str = "10gbit"
     rtt: str = "1ms"
     encryption: Encryption = "all"
-    schedule: Schedule = "srpt"
+    schedule: ScheduleName = "srpt"
 
 
 class Site(NamedTuple):
@@ -154,7 +153,6 @@ def _config(home: Path, tls: Path, route: Route, link: LinkOptions, arena: int) 
     yield f'rate = "{link.rate}"'
     yield f'rtt = "{link.rtt}"'
     yield f"connections = {link.connections}"
-    if "schedule" in Link.__struct_fields__:
-        yield f'schedule = "{link.schedule}"'
+    yield f'schedule = "{link.schedule}"'
     yield f'control = {{ {RECEIVER} = "{route.control}" }}'
     yield f'bulk = {{ {RECEIVER} = "{route.bulk}" }}'

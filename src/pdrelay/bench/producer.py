@@ -14,7 +14,7 @@ from pdrelay.depot.engine_client import SocketEngineDepot, connect_engine
 from pdrelay.kv.contract import KVContract
 from pdrelay.kv.names import NAME_BYTES
 
-NAMES_AT_ONCE = 1024
+NAMES_AT_ONCE = 64
 
 
 class Template(NamedTuple):
@@ -54,9 +54,11 @@ class Producer:
         for start in range(0, len(names), NAMES_AT_ONCE):
             some = names[start : start + NAMES_AT_ONCE]
             offsets = self._depot.reserve(owner, some, [PageKind.PREFIX] * len(some))
+            parts: list[Part] = []
             for name, offset in zip(some, offsets, strict=True):
                 if offset is not None:
-                    self._depot.publish(owner, self._write(name, offset))
+                    parts += self._write(name, offset)
+            self._depot.publish(owner, parts)
         self._depot.match(names[-1:])  # publishing has no answer; this call has one, and comes after
 
     def _write(self, name: bytes, offset: int) -> list[Part]:
