@@ -27,6 +27,12 @@ def test_a_window_needs_only_the_pages_it_reaches_into():
     assert needed.tails == 2
 
 
+def test_a_window_reaches_one_token_further_for_the_last_token_is_computed_again():
+    a = pages_of(35).full[0]  # token 34 sees tokens 15 to 34
+    assert in_group(a, 1) in demand(pages_of(35), (FULL, WINDOW)).names
+    assert in_group(a, 1) not in demand(pages_of(36), (FULL, WINDOW)).names
+
+
 def test_a_state_is_one_page_at_the_exact_length():
     pages = pages_of(32)
     needed = demand(pages, (FULL, STATE))

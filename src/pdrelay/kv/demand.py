@@ -4,8 +4,9 @@
 - A sliding window needs the pages that its last `window` tokens reach into.
 - A linear state is one page: the state after exactly so many tokens.
 
-A state cannot be taken back by a token, and sampling needs the last prompt token computed: models with linear states
-publish the pages of the prompt without its last token, which the decoding engine computes itself.
+Sampling needs the last prompt token computed again, so a window begins one token earlier than the next token's. A state
+cannot be taken back by a token: models with linear states publish the pages of the prompt without its last token, which
+the decoding engine computes itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def demand(pages: PromptPages, groups: Sequence[KVGroup]) -> Demand:
     """The pages that a request with these prompt pages loads, when it starts at the prompt's end."""
     by_page: list[list[bytes]] = [[] for _ in pages.names]
     for number, group in enumerate(groups):
-        for index in range(_first(group, pages.length, pages.page_tokens, len(by_page)), len(by_page)):
+        for index in range(first_page(group, pages.length, pages.page_tokens), len(by_page)):
             by_page[index].append(in_group(pages.names[index], number))
     names = tuple(name for page in by_page for name in page)
     return Demand(names, len(by_page[-1]) if pages.tail is not None else 0)
@@ -44,7 +45,7 @@ def usable_prefix(pages: PromptPages, groups: Sequence[KVGroup], has: Callable[[
 
     Prefixes end on a page's edge, or at the prompt's end.
     """
-    growing = [number for number, group in enumerate(groups) if group.kind in ("full_attention", "mla")]
+    growing = [number for number, group in enumerate(groups) if grows(group)]
     leading = 0
     for name in pages.names:
         if not all(has(in_group(name, number)) for number in growing):
@@ -57,11 +58,25 @@ def usable_prefix(pages: PromptPages, groups: Sequence[KVGroup], has: Callable[[
     return 0
 
 
+def first_page(group: KVGroup, tokens: int, page_tokens: int) -> int:
+    """Index of the first page of `group` that a request needs to go on after its first `tokens` tokens."""
+    if group.kind == "linear_state":
+        return max(0, -(-tokens // page_tokens) - 1)
+    if group.kind == "sliding_window":
+        return max(0, tokens - group.window) // page_tokens
+    return 0
+
+
+def grows(group: KVGroup) -> bool:
+    """Whether a request needs all pages of `group`, from the first token on."""
+    return group.kind in ("full_attention", "mla")
+
+
 def most_prompt_tokens(capacity: int, contract: KVContract) -> int:
     """Tokens of the longest prompt whose pages fit into `capacity` bytes together."""
     fixed = growing = 0
     for group, layout in zip(contract.groups, contract.layouts, strict=True):
-        if group.kind in ("full_attention", "mla"):
+        if grows(group):
             growing += layout.page_bytes
         else:
             reach = -(-group.window // contract.page_tokens) + 1 if group.kind == "sliding_window" else 1
@@ -75,14 +90,5 @@ def _behind(pages: PromptPages, others: Sequence[tuple[int, KVGroup]], count: in
     """Pages of windows and states that a request needs to go on after the first `count` pages."""
     tokens = pages.tokens_in(count)
     for number, group in others:
-        for index in range(_first(group, tokens, pages.page_tokens, count), count):
+        for index in range(first_page(group, tokens, pages.page_tokens), count):
             yield in_group(pages.names[index], number)
-
-
-def _first(group: KVGroup, tokens: int, page_tokens: int, pages: int) -> int:
-    """Index of the first of `pages` pages of `group` that the token after the first `tokens` tokens looks at."""
-    if group.kind == "linear_state":
-        return pages - 1
-    if group.kind == "sliding_window":
-        return max(0, tokens - (group.window - 1)) // page_tokens
-    return 0

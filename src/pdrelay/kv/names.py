@@ -62,11 +62,6 @@ def group_of(name: bytes) -> int:
     return name[NAME_BYTES] if len(name) > NAME_BYTES else 0
 
 
-def logical(name: bytes) -> bytes:
-    """A page's name without its group."""
-    return name[:NAME_BYTES]
-
-
 def root(scope: Scope, key: bytes) -> bytes:
     """The chain's start for `scope`. Fields are length-prefixed, so no two scopes share an encoding."""
     state = blake2b(key=key, digest_size=NAME_BYTES, person=b"pdrelay.root")
