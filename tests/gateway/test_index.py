@@ -25,11 +25,12 @@ def test_only_the_leading_run_counts_over_depot_and_engine():
     assert usable(index, A, B, C) == 0
 
 
-def test_an_engine_holds_a_page_in_all_groups_and_a_depot_in_those_it_names():
+def test_each_kv_group_counts_for_itself():
     index = PageIndex()
-    index.apply(Stored("host-b", [A, B, in_group(A, 1)]))
+    index.apply(Stored("host-b", [in_group(A, 1)]))
+    index.apply(Stored("md-0", [A, B]))
     assert usable(index, A, B, groups=(FULL, WINDOW)) == 16
-    index.apply(Stored("md-0", [B]))
+    index.apply(Stored("host-b", [in_group(B, 1)]))
     assert usable(index, A, B, groups=(FULL, WINDOW)) == 32
 
 

@@ -97,6 +97,10 @@ class EngineDepot(Protocol):
         """How many leading `names` are complete here. Those on disk count, and are brought back into the arena."""
         ...
 
+    def holds(self, names: Sequence[bytes]) -> list[bool]:
+        """Which of `names` are complete here, on disk included."""
+        ...
+
     def lease(self, owner: str, names: Sequence[bytes]) -> Leases:
         """Keeps the leading complete pages of `names` for reading, and brings back what follows them on disk.
 
@@ -125,8 +129,8 @@ class EngineDepot(Protocol):
         ...
 
     def report_held(self, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
-        """Tells which prefix pages entered and left this engine's own KV cache, by logical names: a page counts as
-        held when the engine has it in every KV group that going on from there needs. Does not wait for an answer."""
+        """Tells which prefix pages entered and left this engine's own KV cache: pages that it can use wherever the
+        other pages that a prefix needs come from. Does not wait for an answer."""
         ...
 
     def report_use(self, use: Use) -> None:

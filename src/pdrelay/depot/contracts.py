@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from pdrelay.depot.index import Index
 from pdrelay.kv.contract import KVContract, Layout
-from pdrelay.kv.names import in_group
 
 ModelScope = tuple[str, str]
 
@@ -54,11 +53,6 @@ class Contracts:
         """The contract of the holders whose name starts with `prefix`, when it is exactly one."""
         declared = self.declared(prefix)
         return declared[0] if len(declared) == 1 else None
-
-    def in_all_groups(self, names: Sequence[bytes]) -> list[bytes]:
-        """Names of the pages of every KV group for the tokens of `names`."""
-        groups = max((len(contract.groups) for contract in self._contracts.values()), default=1)
-        return [in_group(name, group) for name in names for group in range(groups)]
 
     def only(self) -> KVContract | None:
         """The contract, when there is exactly one in force."""

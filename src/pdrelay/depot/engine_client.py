@@ -25,6 +25,7 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 10.0
 """A depot answers in microseconds; one that does not for so long counts as gone."""
 
+_flags = msgspec.msgpack.Decoder(list[bool])
 _counts = msgspec.msgpack.Decoder(int)
 _leases = msgspec.msgpack.Decoder(Leases)
 _reserved = msgspec.msgpack.Decoder(list[int | None])
@@ -112,6 +113,10 @@ class SocketEngineDepot:
     def match(self, names: Sequence[bytes]) -> int:
         """See EngineDepot."""
         return self._call(wire.Match(list(names)), _counts)
+
+    def holds(self, names: Sequence[bytes]) -> list[bool]:
+        """See EngineDepot."""
+        return self._call(wire.Holds(list(names)), _flags)
 
     def lease(self, owner: str, names: Sequence[bytes]) -> Leases:
         """See EngineDepot."""

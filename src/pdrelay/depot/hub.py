@@ -106,7 +106,7 @@ class Hub:
             self.emit(Forgotten(instance))
             if names := self.held.names_of(instance):
                 self.emit(Stored(instance, names))
-            self.receivers.held_changed(instance, [], self.contracts.in_all_groups(list(gone)))
+            self.receivers.held_changed(instance, [], list(gone))
         self._contracts_changed()
 
     def match(self, names: Sequence[bytes]) -> int:
@@ -114,6 +114,10 @@ class Hub:
         count = self.tier.available(names)
         self._recall(names[:count])
         return count
+
+    def holds(self, names: Sequence[bytes]) -> list[bool]:
+        """See EngineDepot.holds."""
+        return [self.tier.available([name]) == 1 for name in names]
 
     def lease(self, connection: int, owner: str, names: Sequence[bytes]) -> Leases:
         """See EngineDepot.lease."""
@@ -187,9 +191,8 @@ class Hub:
             self.emit(Removed(instance, list(removed)))
         if added:
             self.emit(Stored(instance, list(added)))
-            self.waiters.arrived(self.contracts.in_all_groups(added), instance)
-        came, went = self.contracts.in_all_groups(added), self.contracts.in_all_groups(removed)
-        self.receivers.held_changed(instance, came, went)
+            self.waiters.arrived(added, instance)
+        self.receivers.held_changed(instance, added, removed)
         self.settle()
 
     def report_use(self, instance: str, use: Use) -> None:

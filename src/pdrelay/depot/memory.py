@@ -116,6 +116,11 @@ class MemoryEngineDepot:
         with self._depot.turn():
             return self._hub().match(names)
 
+    def holds(self, names: Sequence[bytes]) -> list[bool]:
+        """See EngineDepot."""
+        with self._depot.turn():
+            return self._hub().holds(names)
+
     def lease(self, owner: str, names: Sequence[bytes]) -> Leases:
         """See EngineDepot."""
         with self._depot.turn():

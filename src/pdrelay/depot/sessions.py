@@ -46,6 +46,8 @@ class EngineSession:
                 hub.publish(self._owner(request.owner), request.parts)
             case wire.Match():
                 return hub.match(request.names)
+            case wire.Holds():
+                return hub.holds(request.names)
             case wire.Lease():
                 return hub.lease(self._connection, self._owner(request.owner), request.names)
             case wire.Corrupt():

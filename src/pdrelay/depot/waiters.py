@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pdrelay.depot.index import Index
-from pdrelay.kv.names import logical
 
 
 class HeldPages:
@@ -30,8 +29,7 @@ class HeldPages:
         return gone
 
     def holds(self, instance: str, name: bytes) -> bool:
-        """Whether the cache of `instance` holds page `name`; engines report a page once, for all its KV groups."""
-        name = logical(name)
+        """Whether the cache of `instance` holds page `name`."""
         return any(name in names for names in self._held.get(instance, {}).values())
 
     def names_of(self, instance: str) -> list[bytes]:

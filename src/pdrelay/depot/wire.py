@@ -57,6 +57,10 @@ class Match(msgspec.Struct, frozen=True, tag="match", array_like=True):
     names: list[bytes]
 
 
+class Holds(msgspec.Struct, frozen=True, tag="holds", array_like=True):
+    names: list[bytes]
+
+
 class Lease(msgspec.Struct, frozen=True, tag="lease", array_like=True):
     owner: str
     names: list[bytes]
@@ -142,7 +146,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", array_like=True):
     """The client leaves for good: its transfers need no grace."""
 
 
-EngineRequest = Match | Lease | Corrupt | Reserve | Publish | Release | ReportHeld | ReportUse
+EngineRequest = Match | Holds | Lease | Corrupt | Reserve | Publish | Release | ReportHeld | ReportUse
 ControlRequest = (
     Wait
     | StartTransfer
@@ -189,7 +193,7 @@ class Happened(msgspec.Struct, frozen=True, tag="event", array_like=True):
 
 ToDepot = Call | Tell
 FromDepot = Reply | Failure | Happened
-Answer = TransferStats | DepotStats | Leases | list[int | None] | int | None
+Answer = TransferStats | DepotStats | Leases | list[int | None] | list[bool] | int | None
 
 _encoder = msgspec.msgpack.Encoder()
 _to_depot = msgspec.msgpack.Decoder(ToDepot)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pdrelay.depot.base import Forgotten, Removed, Stored
 from pdrelay.kv.contract import KVGroup
 from pdrelay.kv.demand import usable_prefix
-from pdrelay.kv.names import PromptPages, logical
+from pdrelay.kv.names import PromptPages
 
 
 class PageIndex:
@@ -29,4 +29,4 @@ class PageIndex:
     def usable(self, pages: PromptPages, groups: Sequence[KVGroup], depot: str, engine: str) -> int:
         """Tokens of the prompt that need not be computed, given what `depot` and the own cache of `engine` have."""
         stored, held = self._held.get(depot, set()), self._held.get(engine, set())
-        return usable_prefix(pages, groups, lambda name: name in stored or logical(name) in held)
+        return usable_prefix(pages, groups, lambda name: name in stored or name in held)
