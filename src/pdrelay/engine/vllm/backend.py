@@ -1,7 +1,7 @@
 """EngineBackend on vLLM's asynchronous engine client.
 
-A decode session is one resumable vLLM request. Each of its chunks but the last samples one token that is never
-emitted: the engine's own prediction of what comes next.
+A decode session is one resumable vLLM request. Each of its chunks but the last samples one token: the engine's own
+prediction of what comes next. It is emitted only when the engine takes over without having been given another.
 """
 
 from __future__ import annotations
@@ -103,15 +103,13 @@ class _Decode:
     def __init__(self, engine: EngineClient, request: Open, max_model_len: int, emit: Emit) -> None:
         self._engine, self._request, self._max_model_len, self._emit = engine, request, max_model_len, emit
         self._known = len(request.eager)  # output tokens that the engine was given
-        self._last = (request.eager or request.prompt)[-1]
 
     async def run(self, chunks: AsyncIterator[Chunk], started: float) -> None:
         """From the moment the pages are complete to Finished."""
         pages_ready = time.monotonic()
         first = self._open_chunk()
         async with aclosing(Session(self._engine, _request_id(self._request), first)) as session:
-            opened = await _sample(session, first)
-            prediction = opened.ids[0]
+            opened = predicted = await _sample(session, first)
             self._emit(
                 Opened(
                     sid=self._request.sid,
@@ -119,18 +117,17 @@ class _Decode:
                     loaded_tokens=opened.report.loaded,
                     pages_ready=pages_ready - started,
                     ready=time.monotonic() - started,
-                    prediction=prediction,
+                    prediction=predicted.ids[0],
                 )
             )
             async for chunk in chunks:
                 self._known += len(chunk.ids)
-                self._last = chunk.ids[-1] if chunk.ids else self._last
                 if isinstance(chunk, Takeover):
-                    await self._take_over(session, chunk.ids)
+                    await self._take_over(session, chunk.ids, predicted)
                     return
                 if chunk.ids:
-                    prediction = await self._extend(session, chunk.ids)
-                self._emit(Extended(self._request.sid, self._known, prediction))
+                    predicted = await self._extend(session, chunk.ids)
+                self._emit(Extended(self._request.sid, self._known, predicted.ids[0]))
 
     def _open_chunk(self) -> VllmChunk:
         request = self._request
@@ -139,27 +136,42 @@ class _Decode:
             extra[session_params.EAGER] = request.eager
         return VllmChunk(request.prompt, to_vllm(request.sampling, self._known + 1, extra), request.cache_salt)
 
-    async def _extend(self, session: Session, ids: list[int]) -> int:
+    async def _extend(self, session: Session, ids: list[int]) -> Output:
         _require_room(self._request, self._known, self._max_model_len)
         params = to_vllm(self._request.sampling, self._known + 1, {session_params.DISCARD: True})
-        output = await _sample(session, VllmChunk(ids, params))
-        return output.ids[0]
+        return await _sample(session, VllmChunk(ids, params))
 
-    async def _take_over(self, session: Session, ids: list[int]) -> None:
-        request, index = self._request, self._known
-        if index >= request.sampling.max_tokens or len(request.prompt) + index >= self._max_model_len:
+    async def _take_over(self, session: Session, ids: list[int], predicted: Output) -> None:
+        request = self._request
+        if self._full():
             self._emit(Finished(sid=request.sid, reason="length"))
             return
-        # Without a new token the last one is computed again: its sample was thrown away.
-        extra = None if ids else {session_params.REPLAY: True}
-        chunk = VllmChunk(ids or [self._last], to_vllm(request.sampling, request.sampling.max_tokens, extra))
+        if not ids:
+            # Computing the last token again would cost a step, and a linear state cannot take a token twice.
+            ids, index = predicted.ids, self._known
+            self._known += 1
+            self._emit_tokens(index, predicted._replace(finish_reason=self._reason(predicted)))
+            if self._reason(predicted) is not None:
+                return
+        chunk = VllmChunk(ids, to_vllm(request.sampling, request.sampling.max_tokens))
         async for output in session.compute(chunk, last=True):
-            if output.ids:
-                last = output.finish_reason is not None
-                self._emit(Tokens(request.sid, index, output.ids, last, output.logprobs))
-            index += len(output.ids)
-            if output.finish_reason is not None:
-                self._emit(Finished(sid=request.sid, reason=output.finish_reason, stop_reason=output.stop_reason))
+            self._emit_tokens(self._known, output)
+            self._known += len(output.ids)
+
+    def _emit_tokens(self, index: int, output: Output) -> None:
+        ended = output.finish_reason
+        if output.ids:
+            self._emit(Tokens(self._request.sid, index, output.ids, ended is not None, output.logprobs))
+        if ended is not None:
+            self._emit(Finished(sid=self._request.sid, reason=ended, stop_reason=output.stop_reason))
+
+    def _reason(self, predicted: Output) -> Reason | None:
+        """Whether the output ends with a prediction, which always ends a chunk."""
+        return "stop" if predicted.finish_reason == "stop" else "length" if self._full() else None
+
+    def _full(self) -> bool:
+        request = self._request
+        return self._known >= request.sampling.max_tokens or len(request.prompt) + self._known >= self._max_model_len
 
 
 async def _sample(session: Session, chunk: VllmChunk) -> Output:

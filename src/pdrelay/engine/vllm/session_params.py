@@ -10,11 +10,8 @@ if TYPE_CHECKING:
 EAGER = "pdrelay_eager"
 """Output tokens, known when the request is opened; a list of token ids."""
 
-REPLAY = "pdrelay_replay"
-"""True: the chunk brings no new token (its token is a filler); the last one is computed again for a new sample."""
-
 DISCARD = "pdrelay_discard"
-"""True: the chunk's one sample is the engine's prediction only, and no part of the output."""
+"""True: the chunk's one sample is the engine's prediction; part of the output only if it comes back as a token."""
 
 REASONING = "pdrelay_reasoning"
 """`reasoning_ended` and `reasoning_parser_kwargs`, which vLLM does not take for requests that come in chunks."""
@@ -23,11 +20,6 @@ REASONING = "pdrelay_reasoning"
 def eager(params: SamplingParams | None) -> list[int]:
     """The output tokens that a new request has already."""
     return list(_extra(params).get(EAGER, ()))
-
-
-def is_replay(params: SamplingParams | None) -> bool:
-    """Whether a chunk brings no new token."""
-    return bool(_extra(params).get(REPLAY))
 
 
 def discards(params: SamplingParams | None) -> bool:
