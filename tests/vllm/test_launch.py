@@ -93,6 +93,37 @@ def test_the_connector_knows_its_depot_and_role(config: Path) -> None:
     assert not parse(_extra(deployment, "p-0")).publish_decode
 
 
+def _with_ranks(config: Path, ranks: str) -> Deployment:
+    text = TOML.replace(
+        'ranks = [{host = "h"}]\nlisten = "127.0.0.1:7001"', f'ranks = [{ranks}]\nlisten = "127.0.0.1:7001"'
+    )
+    config.write_text(
+        text + '[[host]]\nname = "i"\ncluster = "far"\nsocket = "run/i.sock"\nlisten = "127.0.0.1:7009"\n'
+    )
+    return load(config)
+
+
+def test_the_fleet_stores_layers_in_as_many_shards_as_its_widest_instance_has_ranks(config: Path) -> None:
+    deployment = _with_ranks(config, '{host = "h"}, {host = "h", tensor = 1}')
+    wide, narrow = (launch.command(deployment, name).argv for name in ("p-0", "d-0"))
+    assert (_option(wide, "--tensor-parallel-size"), _option(wide, "--distributed-executor-backend")) == ("2", "mp")
+    assert "--tensor-parallel-size" not in narrow
+    assert [parse(_extra(deployment, name)).shards for name in ("p-0", "d-0")] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        ('{host = "h"}, {host = "h", pipeline = 1}', "found pipeline rank 1, expected only 0"),
+        ('{host = "h"}, {host = "h", tensor = 2}', r"found tensor ranks \[0, 2\], expected \[0, 1\]"),
+        ('{host = "h"}, {host = "i", tensor = 1}', "found tensor ranks on hosts h, i, expected all on one"),
+    ],
+)
+def test_ranks_that_cannot_be_served_are_refused(config: Path, ranks: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        launch.command(_with_ranks(config, ranks), "p-0")
+
+
 def test_wrong_extra_config_is_told() -> None:
     with pytest.raises(ConfigError, match="instance"):
         parse({"depot_socket": "x"})

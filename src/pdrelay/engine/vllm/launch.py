@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
+from math import lcm
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from pdrelay.cluster.config import Deployment
 from pdrelay.cluster.topology import Instance, Role
 from pdrelay.cluster.units import parse_address
 from pdrelay.engine.vllm.settings import Settings
+from pdrelay.errors import ConfigError
 
 CPU_BLOCK_TOKENS = 32
 """The smallest block of vLLM's CPU attention; small blocks leave little of a prompt's tail unshared."""
@@ -34,7 +36,7 @@ class Command(NamedTuple):
 
 
 def command(deployment: Deployment, name: str, *, device: str = "cpu") -> Command:
-    """How to start instance `name` on `device`, `cpu` or `cuda`. Raises ConfigError for an unknown name.
+    """How to start instance `name` on `device`, `cpu` or `cuda`. Raises ConfigError for an unknown name or wrong ranks.
 
     The instance's own `args` come last, so they override ours; the same holds for its `env`.
     """
@@ -42,6 +44,21 @@ def command(deployment: Deployment, name: str, *, device: str = "cpu") -> Comman
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += _model(deployment) + _server(deployment, instance) + _engine(deployment, instance, device) + instance.args
     return Command(argv, {**_environment(device), **instance.env})
+
+
+def tensor_parallel(instance: Instance) -> int:
+    """Tensor-parallel ranks of each of its data-parallel ones. Raises ConfigError for ranks that we cannot serve."""
+    ranks = [rank for rank in instance.ranks if rank.data == instance.ranks[0].data]
+    numbers = sorted(rank.tensor for rank in ranks)
+    where = f"instance {instance.name}: ranks"
+    if any(rank.pipeline for rank in ranks):
+        raise ConfigError(f"{where}: found pipeline rank {max(rank.pipeline for rank in ranks)}, expected only 0")
+    if numbers != list(range(len(ranks))):
+        raise ConfigError(f"{where}: found tensor ranks {numbers}, expected {list(range(len(ranks)))}")
+    if len({rank.host for rank in ranks}) > 1:  # a page is complete at the one depot that has all its parts
+        hosts = ", ".join(sorted({rank.host for rank in ranks}))
+        raise ConfigError(f"{where}: found tensor ranks on hosts {hosts}, expected all on one")
+    return len(ranks)
 
 
 def _model(deployment: Deployment) -> list[str]:
@@ -81,11 +98,14 @@ def _engine(deployment: Deployment, instance: Instance, device: str) -> list[str
         *("--max-num-seqs", "16"),
         "--enable-prefix-caching",
     ]
+    ranks = tensor_parallel(instance)
+    common += ("--tensor-parallel-size", str(ranks)) if ranks > 1 else ()
     if device != "cpu":
         return common
     cpu = [*("--worker-cls", f"{_MODULE}.worker.PdrelayCPUWorker"), *("--block-size", str(CPU_BLOCK_TOKENS))]
     # A worker in the scheduler's process: one process less to start, and no two processes that spin for each other.
-    executor = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
+    alone = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    executor = ("--distributed-executor-backend", alone if ranks == 1 else "mp")
     return [*common, *cpu, *executor, "--enforce-eager"]
 
 
@@ -96,6 +116,7 @@ def _kv_transfer(deployment: Deployment, instance: Instance) -> str:
         model=deployment.model.name,
         revision=deployment.model.revision,
         publish_decode=Role.DECODE in instance.roles,
+        shards=lcm(*(tensor_parallel(other) for other in deployment.instance if other.engine == "vllm")),
     )
     config = {
         "kv_connector": "PdrelayConnector",

@@ -17,6 +17,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: str
     revision: str = ""
     publish_decode: bool = False  # publish every whole page this engine computes, those of its output included
+    shards: int = 0  # shares of a layer in every page of the fleet; 0: as many as this engine's ranks keep
 
 
 def parse(extra_config: Mapping[str, object]) -> Settings:
