@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 from pdrelay.depot.arena import Arena
@@ -175,15 +176,16 @@ class Engine:
 
     def __init__(self, name: str, depot: DepotThread, **options: object) -> None:
         self.name, self.depot = name, depot
-        publish_decode = bool(options.pop("publish_decode", False))
-        self.llm = _start(name, depot.path, publish_decode, options)
+        own = {"instance": name, "depot_socket": str(depot.path), "model": MODEL}
+        own |= {setting: options.pop(setting) for setting in ("publish_decode", "shards") if setting in options}
+        self.llm = _start(own, options)
 
     async def connect(self) -> None:
         from pdrelay.engine.vllm.plugin import backend_of
 
         self.backend = await backend_of(self.llm)
         self.control = self.backend._depot
-        self.tokenizer = self.llm.get_tokenizer()
+        self.tokenizer = None if self.llm.model_config.skip_tokenizer_init else self.llm.get_tokenizer()
 
     async def aclose(self) -> None:
         await self.control.aclose()
@@ -238,6 +240,9 @@ class Engine:
 
     def tokens(self, count: int, start: str = "") -> list[int]:
         """A prompt of `count` tokens that no other `start` shares a page with."""
+        if self.tokenizer is None:
+            vocabulary = self.llm.model_config.get_vocab_size()
+            return [*Random(start).choices(range(3, vocabulary), k=count)]
         ids: list[int] = self.tokenizer.encode(start + TEXT * (count // 40 + 1))
         return ids[:count]
 
@@ -251,14 +256,13 @@ def _sid() -> str:
     return f"s{next(_numbers)}"
 
 
-def _start(name: str, socket: Path, publish_decode: bool, options: dict[str, object]) -> Any:
+def _start(own: dict[str, object], options: dict[str, object]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's own
         from vllm.config import KVTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        extra = {"instance": name, "depot_socket": str(socket), "model": MODEL, "publish_decode": publish_decode}
         arguments = {
             "served_model_name": MODEL,
             "dtype": "float32",
@@ -275,7 +279,7 @@ def _start(name: str, socket: Path, publish_decode: bool, options: dict[str, obj
                 kv_connector_module_path="pdrelay.engine.vllm.connector",
                 kv_role="kv_both",
                 kv_load_failure_policy="recompute",
-                kv_connector_extra_config=extra,
+                kv_connector_extra_config=own,
             ),
         }
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**(arguments | options)))

@@ -24,10 +24,10 @@ def test_the_told_names_are_those_in_some_block(steps: list[tuple[str, int, byte
     held, blocks, told = HeldBlocks(), {}, set()
     for action, block, name in [*steps, ("look", None, None)]:
         if action == "fill":
-            held.fill(block, name)
+            held.fill([block], name)
             blocks[block] = name
         elif action == "allocate":
-            held.allocate([block], [])
+            held.hand_out([block])
             blocks.pop(block, None)
         elif action == "clear":
             held.clear()
@@ -42,15 +42,19 @@ def test_the_told_names_are_those_in_some_block(steps: list[tuple[str, int, byte
 
 def test_a_new_depot_is_told_everything() -> None:
     held = HeldBlocks()
-    held.fill(1, NAMES[0])
+    held.fill([1], NAMES[0])
     assert held.take_changes().added == [NAMES[0]]
     held.forget_reports()
     assert held.take_changes() == ([NAMES[0]], [])
 
 
-def test_a_shared_prefix_keeps_its_blocks() -> None:
-    held = HeldBlocks()
-    held.fill(1, NAMES[0])
-    held.fill(2, NAMES[1])
-    held.allocate([1, 2, 3], [NAMES[0]])  # a request that shares block 1 and was given block 2 anew
+def test_a_page_of_several_blocks_is_held_while_all_of_them_are() -> None:
+    held = HeldBlocks(slots=2)
+    held.fill([1, 2], NAMES[0])
     assert held.take_changes().added == [NAMES[0]]
+    held.hand_out([2])
+    assert held.take_changes().removed == [NAMES[0]]
+    held.fill([3, 4], NAMES[0])  # another request's
+    assert held.take_changes().added == [NAMES[0]]
+    held.hand_out([1])
+    assert held.take_changes() == ([], [])

@@ -11,6 +11,7 @@ import pytest
 
 from pdrelay.depot.base import Leased, PageKind
 from pdrelay.depot.memory import MemoryDepot
+from pdrelay.engine.vllm.groups import EngineGroup, LayerOf, Plan
 from pdrelay.engine.vllm.settings import Settings
 from pdrelay.errors import ConfigError
 from pdrelay.kv.contract import KVContract, KVGroup
@@ -25,7 +26,7 @@ with warnings.catch_warnings():
     from pdrelay.engine.vllm.connector_worker import WorkerSide
     from pdrelay.engine.vllm.depot_connection import DepotConnection
     from pdrelay.engine.vllm.jobs import MAX_SPOILED, PUBLISH
-    from pdrelay.engine.vllm.metadata import Load, PageCopy, PageLoad, StepOrders, Troubles
+    from pdrelay.engine.vllm.metadata import Load, News, PageCopy, PageLoad, StepOrders
 
 pytestmark = pytest.mark.vllm
 
@@ -33,6 +34,15 @@ LAYERS = 3
 CONTRACT = KVContract(
     model="m", revision="", page_tokens=16, block_tokens=16,
     groups=(KVGroup(layers=LAYERS, heads=2, head_size=4, dtype="float32", part_bytes=1024, codec="test"),),
+)  # fmt: skip
+PLAN = Plan(
+    CONTRACT,
+    (
+        EngineGroup(
+            layers=tuple(LayerOf(f"model.layers.{i}.attn", 0) for i in range(LAYERS)),
+            block_tokens=16, block_bytes=1024, ranks=1, copies=1,
+        ),
+    ),
 )  # fmt: skip
 PAGE = b"p" * 32
 
@@ -50,7 +60,7 @@ def caches() -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def worker(depot: MemoryDepot, caches: dict[str, torch.Tensor]) -> Iterator[WorkerSide]:
-    side = WorkerSide(lambda: depot.engine("e", CONTRACT), CONTRACT)
+    side = WorkerSide(lambda: depot.engine("e", CONTRACT), PLAN)
     side.register(caches)
     yield side
     side.close()
@@ -78,10 +88,10 @@ def test_a_page_goes_out_and_comes_back(
     engine = depot.engine("e", CONTRACT)
     (offset,) = engine.reserve("w", [PAGE], [PageKind.PREFIX])
     assert offset is not None
-    _step(worker, StepOrders(epoch=depot.hub.epoch, copies=[PageCopy("w", PAGE, 2, offset)], released=["w"]))
+    _step(worker, StepOrders(epoch=depot.hub.epoch, copies=[PageCopy("w", PAGE, 0, ((2,),), offset)], finished=["w"]))
     (page,) = engine.lease("r", [PAGE]).pages
     assert page.offset == offset
-    _step(worker, StepOrders(epoch=depot.hub.epoch, zero=[2], loads=[_load("request", page, 4)]))
+    _step(worker, StepOrders(epoch=depot.hub.epoch, zero=[(0, 2)], loads=[_load("request", page, 4)]))
     assert _results(worker, "request") == (True, False)
     for index in range(LAYERS):
         cache = caches[f"model.layers.{index}.attn"]
@@ -100,11 +110,11 @@ def test_a_load_that_fails_is_reported_all_the_same(worker: WorkerSide, depot: M
 
 
 def test_a_cache_in_pieces_is_refused(depot: MemoryDepot, caches: dict[str, torch.Tensor]) -> None:
-    side = WorkerSide(lambda: depot.engine("e", CONTRACT), CONTRACT)
+    side = WorkerSide(lambda: depot.engine("e", CONTRACT), PLAN)
     pieces = {name: cache.transpose(1, 2) for name, cache in caches.items()}
     with pytest.raises(ConfigError, match=r"KV cache of model\.layers\.0\.attn"):
         side.register(pieces)
-    with pytest.raises(ConfigError, match="found 2 layers, expected 3"):
+    with pytest.raises(ConfigError, match=r"found none of model\.layers\.2\.attn, expected 3 layers"):
         side.register(dict(list(caches.items())[:2]))
     side.close()
 
@@ -118,7 +128,7 @@ def test_after_a_failed_load_the_depot_is_asked_again_only_after_a_preemption(
     assert side.matched_tokens(request, 0) == (32, True)
     assert side.matched_tokens(request, 16) == (16, True)
     assert side.matched_tokens(request, 0) == (32, True)
-    side.after_alloc(request, SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],)), 32)
+    side.after_alloc(request, _blocks(1, 2, 3), 32)
     side.worker_output(SimpleNamespace(finished_recving={"r"}, failed_recving={"r"}))
     assert depot.hub.stats().leases == 0
     assert side.matched_tokens(request, 0) == (0, False)
@@ -134,12 +144,14 @@ def test_a_depot_restarted_behind_the_schedulers_back_is_not_written_to(depot: M
     assert offset is not None
     _step(
         worker,
-        StepOrders(epoch="former", copies=[PageCopy("w", PAGE, 2, offset)], loads=[_load("r", Leased(offset, b""), 4)]),
+        StepOrders(
+            epoch="former", copies=[PageCopy("w", PAGE, 0, ((2,),), offset)], loads=[_load("r", Leased(offset, b""), 4)]
+        ),
     )
     assert not any(depot.arena)
     assert _results(worker, "r") == (True, True)
-    assert worker.take_troubles() == Troubles({"former"})
-    assert worker.take_troubles() is None
+    assert worker.take_news() == News({"former"})
+    assert worker.take_news() is None
 
 
 def test_the_scheduler_hears_of_a_loss_before_it_ends_the_requests_of_the_step(depot: MemoryDepot) -> None:
@@ -148,7 +160,7 @@ def test_the_scheduler_hears_of_a_loss_before_it_ends_the_requests_of_the_step(d
     side.on_new_request(request)
     side.matched_tokens(request, 0)
     assert depot.hub.stats().reserved == 3
-    side.before_output(KVConnectorOutput(kv_connector_worker_meta=Troubles({depot.hub.epoch})))
+    side.before_output(KVConnectorOutput(kv_connector_worker_meta=News({depot.hub.epoch})))
     assert depot.hub.stats().reserved == 0, "others may write its pages"
     told = side.finished(request)
     assert told is not None
@@ -162,8 +174,8 @@ def test_a_load_whose_lease_ended_under_way_counts_as_failed(depot: MemoryDepot,
     side.on_new_request(request)
     _publish(side, depot, worker)
     assert side.matched_tokens(request, 0) == (32, True)
-    side.after_alloc(request, SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],)), 32)
-    side.before_output(KVConnectorOutput(kv_connector_worker_meta=Troubles({depot.hub.epoch})))
+    side.after_alloc(request, _blocks(1, 2, 3), 32)
+    side.before_output(KVConnectorOutput(kv_connector_worker_meta=News({depot.hub.epoch})))
     output = KVConnectorOutput(finished_recving={"r"})
     side.before_output(output)
     assert output.failed_recving == {"r"}
@@ -181,14 +193,14 @@ def test_a_page_that_became_corrupt_is_not_loaded_and_the_rest_is_asked_for_agai
     names = side._jobs["r"].pages.prompt.full
     for failures in range(1, MAX_SPOILED + 2):
         assert side.matched_tokens(request, 0) == (32, True)
-        side.after_alloc(request, SimpleNamespace(get_block_ids=lambda: ([1, 2, 3],)), 32)
+        side.after_alloc(request, _blocks(1, 2, 3), 32)
         orders = StepOrders(epoch=depot.hub.epoch, loads=side._orders.loads)
         side._orders = StepOrders()
         depot.arena[orders.loads[0].pages[1].offset + 1024] ^= 1
         _step(worker, orders)
         assert _results(worker, "r") == (True, True)
         output = KVConnectorOutput(
-            finished_recving={"r"}, failed_recving={"r"}, kv_connector_worker_meta=worker.take_troubles()
+            finished_recving={"r"}, failed_recving={"r"}, kv_connector_worker_meta=worker.take_news()
         )
         side.before_output(output)
         side.worker_output(output)
@@ -204,12 +216,16 @@ def test_a_page_that_became_corrupt_is_not_loaded_and_the_rest_is_asked_for_agai
 
 
 def _load(request: str, page: Leased, block: int) -> Load:
-    return Load(request, "r", [PageLoad(PAGE, page.offset, block, page.checksums)])
+    return Load(request, "r", [PageLoad(PAGE, 0, page.offset, ((block,),), page.checksums)])
 
 
 def _scheduler(depot: MemoryDepot) -> SchedulerSide:
     settings = Settings(instance="e", depot_socket="", model="m")
-    return SchedulerSide(settings, DepotConnection(lambda: depot.engine("e", CONTRACT)), 16)
+    return SchedulerSide(settings, DepotConnection(lambda: depot.engine("e", CONTRACT)), PLAN)
+
+
+def _blocks(*ids: int) -> SimpleNamespace:
+    return SimpleNamespace(blocks=([SimpleNamespace(block_id=block, block_hash=None) for block in ids],))
 
 
 def _request(**changes: object) -> SimpleNamespace:
@@ -227,4 +243,4 @@ def _publish(side: SchedulerSide, depot: MemoryDepot, worker: WorkerSide) -> Non
     names, engine = side._jobs["r"].pages.prompt.full, depot.engine("e", CONTRACT)
     for name, offset in zip(names, engine.reserve("w", names, [PageKind.PREFIX] * 2), strict=True):
         if offset is not None:
-            _step(worker, StepOrders(epoch=depot.hub.epoch, copies=[PageCopy("w", name, 1, offset)]))
+            _step(worker, StepOrders(epoch=depot.hub.epoch, copies=[PageCopy("w", name, 0, ((1,),), offset)]))

@@ -17,11 +17,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
 from pdrelay.engine.vllm import private_api, settings
 from pdrelay.engine.vllm.connector_scheduler import SchedulerSide
 from pdrelay.engine.vllm.connector_worker import WorkerSide
-from pdrelay.engine.vllm.contract import contract_of
+from pdrelay.engine.vllm.contract import plan_of
 from pdrelay.engine.vllm.depot_connection import DepotConnection
 from pdrelay.engine.vllm.metadata import StepOrders
 
@@ -45,17 +46,27 @@ class PdrelayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         from pdrelay.depot.engine_client import connect_engine
 
         config = settings.parse(self._kv_transfer_config.kv_connector_extra_config)
-        self.contract = contract_of(vllm_config, kv_cache_config, config)
+        plan = plan_of(vllm_config, kv_cache_config, config)
+        self.contract = plan.contract
+        self._tables = tuple(range(len(kv_cache_config.kv_cache_groups)))
         connect = partial(connect_engine, config.depot_socket, config.instance, self.contract)
         if role is KVConnectorRole.SCHEDULER:
-            self.scheduler_side = SchedulerSide(config, DepotConnection(connect), self.contract.page_tokens)
+            caches = bool(vllm_config.cache_config.enable_prefix_caching)
+            self.scheduler_side = SchedulerSide(config, DepotConnection(connect), plan, caches=caches)
         else:
-            self.worker_side = WorkerSide(connect, self.contract)
+            ranks = vllm_config.parallel_config.tensor_parallel_size
+            rank = get_tensor_model_parallel_rank() if ranks > 1 else 0
+            self.worker_side = WorkerSide(connect, plan, rank, ranks)
 
     @property
     def requires_kv_delivery(self) -> bool:
         """Pages are copied out in the step that computes them; nothing is pending when a request is preempted."""
         return False
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """The local prefix is what full attention has; windows and states come from the depot."""
+        return True
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003 - vLLM's signature
@@ -71,6 +82,10 @@ class PdrelayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         """See `SchedulerSide.matched_tokens`."""
         return self.scheduler_side.matched_tokens(request, num_computed_tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        """A load writes blocks of every table: none may be zeroed under it."""
+        return self._tables
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """See `SchedulerSide.after_alloc`."""
@@ -125,8 +140,8 @@ class PdrelayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  
         return self.worker_side.take_results()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """See `WorkerSide.take_troubles`."""
-        return self.worker_side.take_troubles()
+        """See `WorkerSide.take_news`."""
+        return self.worker_side.take_news()
 
     def shutdown(self) -> None:
         """Ends the connection to the depot."""

@@ -12,15 +12,18 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from pdrelay.depot.base import EngineDepot, Leases
+from pdrelay.depot.base import EngineDepot
 from pdrelay.engine.vllm import publishing
 from pdrelay.engine.vllm.depot_connection import DepotConnection
+from pdrelay.engine.vllm.groups import NULL_BLOCK, Plan, Tables
 from pdrelay.engine.vllm.held import HeldBlocks
 from pdrelay.engine.vllm.jobs import PUBLISH, Job, Lease, report
-from pdrelay.engine.vllm.metadata import Load, PageLoad, StepOrders, Troubles
+from pdrelay.engine.vllm.loading import take_lease
+from pdrelay.engine.vllm.metadata import Load, News, PageLoad, StepOrders
 from pdrelay.engine.vllm.pages import Naming, RequestPages
 from pdrelay.engine.vllm.settings import Settings
 from pdrelay.errors import ArenaFullError, DepotError, DepotUnavailableError
+from pdrelay.kv.demand import grows, published_tokens
 from pdrelay.kv.names import Scope
 
 if TYPE_CHECKING:
@@ -35,11 +38,14 @@ _log = logging.getLogger(__name__)
 class SchedulerSide:
     """All calls come from the engine core's thread. No call raises because of the depot."""
 
-    def __init__(self, settings: Settings, link: DepotConnection, page_tokens: int) -> None:
-        self._settings, self._link, self._page_tokens = settings, link, page_tokens
+    def __init__(self, settings: Settings, link: DepotConnection, plan: Plan, *, caches: bool = True) -> None:
+        """`caches`: the engine has a prefix cache of its own."""
+        self._settings, self._link, self._plan = settings, link, plan
+        self._groups, self._page_tokens = plan.contract.groups, plan.contract.page_tokens
         self._jobs: dict[str, Job] = {}
         self._orders = StepOrders()
-        self._held = HeldBlocks()
+        self._held = HeldBlocks(len(plan.groups[0].tables) * plan.blocks_per_page(0))
+        self._reports_held = caches and grows(self._groups[0])  # of a window vLLM takes what is enough, or nothing
         self._key: bytes | None = None
         self._generation = 0
 
@@ -50,7 +56,9 @@ class SchedulerSide:
             return
         lora = request.lora_request.lora_name if request.lora_request is not None else ""
         scope = Scope(self._settings.model, self._settings.revision, lora, request.cache_salt or "")
-        pages = RequestPages(Naming(scope, self._key, self._page_tokens), request.prompt_token_ids)
+        prompt = request.prompt_token_ids
+        prompt = prompt[: published_tokens(len(prompt), self._groups)]
+        pages = RequestPages(Naming(scope, self._key, self._page_tokens), prompt)
         owner = f"{self._settings.instance}/{request.request_id}"
         publish = PUBLISH in (request.kv_transfer_params or {})
         self._jobs[request.request_id] = Job(request, owner, publish, pages)
@@ -81,9 +89,10 @@ class SchedulerSide:
         job = self._jobs.get(request.request_id)
         if job is None or job.loading:
             return
-        table = blocks.get_block_ids()[0]
-        job.seen = job.filled = 0
-        self._look_at(job, table, job.pages.full(request.all_token_ids, job.local + external))
+        # Blocks without hash are new, or not full yet.
+        fresh = [[0 if block.block_hash else block.block_id for block in table] for table in blocks.blocks]
+        job.seen, job.filled = [len(table) for table in fresh], 0
+        self._held.hand_out(block for table in fresh for block in table)
         job.count(external)
         lease = job.lease
         if lease is None:
@@ -91,11 +100,15 @@ class SchedulerSide:
         if not external:  # the request may not read a cache, or has all it needs
             self._end_lease(job)
             return
-        assert lease.tokens == job.local + external, "INV-CONN-3: vLLM loads what the lease covers"
-        blocks_of = zip(lease.names, lease.pages, table[lease.first : lease.first + len(lease.pages)], strict=True)
-        loads = [PageLoad(name, page.offset, block, page.checksums) for name, page, block in blocks_of]
-        self._orders.loads.append(Load(request.request_id, job.load_owner, loads))
+        assert self._told(job, lease) == job.local + external, "INV-CONN-3: vLLM loads what the lease covers"
+        self._orders.loads.append(self._load(job, lease, fresh))
         job.loading = True
+
+    def chunk_end(self, request: Request, start: int, end: int) -> int:
+        """Where the step from token `start` must end, at most `end`: a state is published as it is between tokens."""
+        job = self._jobs.get(request.request_id)
+        stops = job is not None and job.publish and any(group.is_state for group in self._plan.groups)
+        return job.pages.prompt.length if job and stops and start < job.pages.prompt.length < end else end
 
     def step_orders(self, output: SchedulerOutput) -> StepOrders:
         """The orders for the step that was just scheduled."""
@@ -107,7 +120,7 @@ class SchedulerSide:
                 blocks = tables.get_block_ids(request_id)
                 assert blocks is not None
                 start = job.request.num_computed_tokens
-                self._step(depot, job, blocks[0], start, start + tokens)
+                self._step(depot, job, blocks, start, start + tokens)
         self._report_held()
         orders, self._orders = self._orders, StepOrders()
         depot = self._depot()
@@ -116,14 +129,16 @@ class SchedulerSide:
 
     def before_output(self, output: KVConnectorOutput) -> None:
         """A step ended, and vLLM has not looked at its output yet: requests that end with it must be told of losses."""
-        troubles, depot = output.kv_connector_worker_meta, self._depot()
-        if isinstance(troubles, Troubles):
-            if depot is not None and depot.epoch in troubles.lost:
+        news, depot = output.kv_connector_worker_meta, self._depot()
+        if isinstance(news, News):
+            if depot is not None and depot.epoch in news.lost:
                 # Once the connection closes, the depot drops all reservations: others can write those pages.
                 self._lost(DepotUnavailableError("a worker lost its connection"))
-            for request_id in troubles.spoiled:
+            for request_id in news.spoiled:
                 if (job := self._jobs.get(request_id)) is not None:
                     job.spoiled += 1
+            for owner in news.finished:
+                self._release(owner)
         void = {job.request.request_id for job in self._jobs.values() if job.void}
         output.failed_recving = output.failed_recving | (void & (output.finished_recving or set()))
 
@@ -146,11 +161,13 @@ class SchedulerSide:
         if job is None:  # the depot was never reached, or the request has content that we cannot name
             wanted = PUBLISH in (request.kv_transfer_params or {})
             return report(error="the depot of this host is not reachable") if wanted else None
+        if any(write.required for write in job.writes):
+            job.fail("the request ended before its prompt was computed")
         self._confirm(job)
         self._report_use(job)
         if job.written:
             # A worker ends the reservations: it knows when copies of steps still in flight are done.
-            self._orders.released.append(job.write_owner)
+            self._orders.finished.append(job.write_owner)
         if not job.loading:
             self._end_lease(job)
             del self._jobs[request.request_id]
@@ -176,7 +193,7 @@ class SchedulerSide:
         if external is None or not job.publish or job.admitted or job.error:
             return external
         try:
-            publishing.reserve_prompt(depot, job)
+            publishing.reserve_prompt(depot, job, self._plan)
         except ArenaFullError as error:
             if error.hopeless:
                 job.fail(f"the prompt's KV does not fit into the depot: {error}")
@@ -192,60 +209,62 @@ class SchedulerSide:
             return 0
         if job.lease is None or job.lease.first != first:
             self._end_lease(job)
-            job.lease, coming = self._new_lease(depot, job, first)
+            job.lease, coming = take_lease(depot, job, self._groups, first)
             if coming and job.waits_for_disk(time.monotonic()):
                 self._end_lease(job)  # INV-CONN-2
                 return None
-        return job.lease.tokens - job.local if job.lease is not None else 0
+        return self._told(job, job.lease) - job.local if job.lease is not None else 0
 
-    def _new_lease(self, depot: EngineDepot, job: Job, first: int) -> tuple[Lease | None, int]:
-        """What the depot has of the request from page `first` on, and how many pages more it reads back from disk."""
-        names, prompt = job.pages.full(job.request.all_token_ids, job.request.num_tokens), job.pages.prompt
-        leased, coming = depot.lease(job.load_owner, names[first:]) if first < len(names) else Leases([])
-        last = first + len(leased)
-        names, tokens = names[first:last], last * self._page_tokens
-        if (
-            prompt.tail is not None
-            and last == len(prompt.full)
-            and (tail := depot.lease(job.load_owner, [prompt.tail]).pages)
-        ):
-            names, leased, tokens = [*names, prompt.tail], [*leased, *tail], prompt.length
-        return Lease(first, names, leased, tokens) if leased else None, coming
+    def _told(self, job: Job, lease: Lease) -> int:
+        """The tokens of `lease` as told to vLLM. Where it has all, vLLM computes the last one again; a window must
+        then reach one token further back, or vLLM has dropped that token's block."""
+        windows = any(group.kind == "sliding_window" for group in self._groups)
+        return lease.tokens - (windows and lease.tokens == job.request.num_tokens)
+
+    def _load(self, job: Job, lease: Lease, tables: Tables) -> Load:
+        """Pages go into blocks that are new; what the local prefix brought stays as it is."""
+        loads = []
+        for page, leased in lease.pages:
+            group = self._plan.groups[page.group]
+            blocks = group.blocks(tables, page.number, self._page_tokens, lease.tokens)
+            if any(block != NULL_BLOCK for table in blocks for block in table):
+                loads.append(PageLoad(page.name, page.group, leased.offset, blocks, leased.checksums))
+        return Load(job.request.request_id, job.load_owner, loads)
 
     def _end_lease(self, job: Job) -> None:
-        if job.lease is None:
-            return
-        job.lease = None
+        if job.lease is not None:
+            job.lease = None
+            self._release(job.load_owner)
+
+    def _release(self, owner: str) -> None:
         if (depot := self._depot()) is not None:
             try:
-                depot.release(job.load_owner)
+                depot.release(owner)
             except DepotError as error:
                 self._lost(error)
 
     # Publishing
 
-    def _step(self, depot: EngineDepot | None, job: Job, table: list[int], start: int, end: int) -> None:
+    def _step(self, depot: EngineDepot | None, job: Job, tables: Tables, start: int, end: int) -> None:
         whole = job.pages.full(job.request.all_token_ids, end)
-        self._look_at(job, table, whole)
-        for index in range(job.filled, len(whole)):
-            self._held.fill(table[index], whole[index])
-        job.filled = max(job.filled, len(whole))
+        self._watch_blocks(job, tables, whole)
         if depot is None:
             return
         try:
             self._reserve(depot, job, whole, start, end)
         except DepotError as error:
             self._failed(job, error)
-        if job.publish and (block := publishing.block_to_zero(job, table, start, end, self._page_tokens)) is not None:
-            self._orders.zero.append(block)
-        self._orders.copies += publishing.due_copies(job, table, end, self._page_tokens)
+        if job.publish:
+            self._orders.zero += publishing.blocks_to_zero(job, self._plan, tables, start, end)
+        self._orders.copies += publishing.due_copies(job, self._plan, tables, start, end)
 
     def _reserve(self, depot: EngineDepot, job: Job, whole: list[bytes], start: int, end: int) -> None:
         if job.publish:
+            publishing.reserve_edge_state(depot, job, self._plan, end)
             if end >= job.pages.prompt.length:
-                publishing.adopt_orphans(depot, job)
+                publishing.adopt_orphans(depot, job, self._plan)
         elif self._settings.publish_decode:
-            publishing.reserve_decoded(depot, job, whole, start, self._page_tokens)
+            publishing.reserve_decoded(depot, job, self._plan, whole, start, end)
 
     def _confirm(self, job: Job) -> None:
         """A worker publishes without waiting for an answer: looks whether the depot is still there."""
@@ -256,7 +275,7 @@ class SchedulerSide:
             job.fail("the depot of this host was lost")
             return
         try:
-            depot.match(job.pages.prompt.names[:1])
+            depot.match([])
         except DepotError as error:
             self._failed(job, error)
 
@@ -269,10 +288,16 @@ class SchedulerSide:
 
     # The engine's own cache
 
-    def _look_at(self, job: Job, table: list[int], names: list[bytes]) -> None:
-        if job.seen < len(table):
-            self._held.allocate(table[job.seen :], names[job.seen :])
-            job.seen = len(table)
+    def _watch_blocks(self, job: Job, tables: Tables, whole: list[bytes]) -> None:
+        for number, table in enumerate(tables):
+            if job.seen[number] < len(table):
+                self._held.hand_out(table[job.seen[number] :])
+                job.seen[number] = len(table)
+        if self._reports_held:
+            for index in range(job.filled, len(whole)):
+                blocks = self._plan.groups[0].blocks(tables, index, self._page_tokens, 0)
+                self._held.fill([block for table in blocks for block in table], whole[index])
+        job.filled = max(job.filled, len(whole))
 
     def _report_held(self) -> None:
         depot = self._depot()
@@ -308,7 +333,7 @@ class SchedulerSide:
 
     def _forget_depot(self, reason: str) -> None:
         self._held.forget_reports()
-        self._orders.released.clear()
+        self._orders.finished.clear()
         self._orders.copies.clear()
         for job in self._jobs.values():
             if job.admitted:

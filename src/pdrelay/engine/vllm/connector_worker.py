@@ -4,6 +4,7 @@ INV-COPY-1: a part's checksum is taken from the arena after the copy, and the pa
 INV-COPY-2: every load that was ordered is reported as received exactly once, failed or not.
 INV-COPY-3: offsets are used only in the arena that they were given for.
 INV-COPY-4: a load with a part whose bytes do not fit its checksum fails, and the depot drops the page before that.
+INV-COPY-5: a request's reservations end only when every rank's parts are published.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.model_executor.models.utils import extract_layer_index
 
 from pdrelay.depot.base import EngineDepot, Part
 from pdrelay.depot.checksums import checksum, unpack_checksums
-from pdrelay.engine.vllm.metadata import Load, PageCopy, StepOrders, Troubles
-from pdrelay.errors import ConfigError, ContractError, DepotError, DepotUnavailableError
-from pdrelay.kv.contract import KVContract
+from pdrelay.engine.vllm.groups import NULL_BLOCK, Plan
+from pdrelay.engine.vllm.layer_cache import LayerCache, layer_caches
+from pdrelay.engine.vllm.metadata import Load, News, PageCopy, PageLoad, StepOrders
+from pdrelay.errors import ContractError, DepotError, DepotUnavailableError
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
@@ -35,14 +36,17 @@ LOAD_THREADS = 2
 class WorkerSide:
     """Calls come from the worker's thread; loads run in threads of their own."""
 
-    def __init__(self, connect: Callable[[], EngineDepot], contract: KVContract) -> None:
-        self._connect, self._layout = connect, contract.layouts[0]
+    def __init__(self, connect: Callable[[], EngineDepot], plan: Plan, rank: int = 0, ranks: int = 1) -> None:
+        """`rank` of `ranks` tensor-parallel ones."""
+        self._connect, self._plan, self._rank, self._alone = connect, plan, rank, ranks == 1
         self._epoch = ""  # of the depot that it is connected to
-        self._troubles = Troubles()
+        self._news = News()
         self._depot: EngineDepot | None = None
         self._arena: torch.Tensor | None = None
-        self._layers: dict[str, tuple[int, torch.Tensor]] = {}
+        self._layers: dict[str, LayerCache] = {}
+        self._states: list[LayerCache] = []
         self._orders = StepOrders()
+        self._copies: dict[int, list[PageCopy]] = {}  # of this step, by group
         self._loaders = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="pdrelay-load")
         self._lock = threading.Lock()
         self._received: set[str] = set()
@@ -50,38 +54,34 @@ class WorkerSide:
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Takes the KV cache, one `[blocks, ...]` tensor a layer. Raises ConfigError when a page is in pieces."""
-        names = sorted(kv_caches, key=extract_layer_index)
-        if len(names) != self._layout.parts:
-            raise ConfigError(f"KV cache: found {len(names)} layers, expected {self._layout.parts}")
-        self._layers = {name: (index, self._as_parts(name, kv_caches[name])) for index, name in enumerate(names)}
+        self._layers = layer_caches(self._plan, self._rank, kv_caches)
+        self._states = [cache for cache in self._layers.values() if self._plan.groups[cache.group].is_state]
 
     def begin_step(self, orders: StepOrders) -> None:
         """Before the forward pass."""
         self._orders = orders
         self._follow(orders.epoch)
-        for block in orders.zero:
-            for _, parts in self._layers.values():
-                parts[block].zero_()
+        self._copies = defaultdict(list)
+        for copy in orders.copies:
+            self._copies[copy.group].append(copy)
+        for table, block in orders.zero:
+            for cache in self._layers.values():
+                if cache.table == table:
+                    cache.shares[block].zero_()
 
     def save_layer(self, layer_name: str) -> None:
         """The layer's KV of this step is computed."""
-        if not self._orders.copies or self._depot is None:
-            return
-        layer, parts = self._layers[layer_name]
-        published: dict[str, list[Part]] = defaultdict(list)
-        for copy in self._orders.copies:
-            published[copy.owner].append(self._copy_out(copy, layer, parts))
-        try:
-            for owner, done in published.items():
-                self._depot.publish(owner, done)
-        except DepotError as error:
-            self._lose(error)
+        cache = self._layers.get(layer_name)
+        if cache is not None and cache.group in self._copies:
+            self._save([cache])
 
     def end_step(self) -> None:
         """After the forward pass, in steps without one too."""
+        if self._copies:  # vLLM calls no hook when a linear layer is done
+            self._save([cache for cache in self._states if cache.group in self._copies])
         for load in self._orders.loads:
             self._loaders.submit(self._load, load, self._depot, self._arena)
-        self._release(self._orders.released)
+        self._finish(self._orders.finished)
         self._orders = StepOrders()
 
     def take_results(self) -> KVConnectorTransferResults:
@@ -93,43 +93,61 @@ class WorkerSide:
             failed, self._failed = self._failed, set()
         return KVConnectorTransferResults(finished_recving=received, failed_recving=failed)
 
-    def take_troubles(self) -> Troubles | None:
-        """What went wrong since the last call. Call after `take_results`, in the same step."""
+    def take_news(self) -> News | None:
+        """What is to be told since the last call. Call after `take_results`, in the same step."""
         with self._lock:
-            troubles, self._troubles = self._troubles, Troubles()
-        return troubles or None
+            news, self._news = self._news, News()
+        return news or None
 
     def close(self) -> None:
         """The worker ends."""
         self._loaders.shutdown()
         self._drop()
 
-    def _as_parts(self, name: str, cache: torch.Tensor) -> torch.Tensor:
-        """The layer's cache as bytes, `[blocks, part_bytes]`; a view."""
-        if not cache[0].is_contiguous() or cache[0].nbytes != self._layout.part_bytes:
-            raise ConfigError(
-                f"KV cache of {name}: found {cache[0].nbytes} bytes a block with strides {cache.stride()}, "
-                f"expected {self._layout.part_bytes} in one run"
-            )
-        raw = cache.view(torch.uint8)
-        return raw.as_strided((len(cache), self._layout.part_bytes), (raw.stride(0), 1), raw.storage_offset())
-
-    def _release(self, owners: list[str]) -> None:
+    def _save(self, caches: list[LayerCache]) -> None:
         if self._depot is None:
             return
+        published: dict[str, list[Part]] = defaultdict(list)
+        for cache in caches:
+            if cache.writes:
+                for copy in self._copies[cache.group]:
+                    published[copy.owner] += self._copy_out(copy, cache)
         try:
-            for owner in owners:
-                self._depot.release(owner)
+            for owner, parts in published.items():
+                self._depot.publish(owner, parts)
         except DepotError as error:
             self._lose(error)
 
-    def _copy_out(self, copy: PageCopy, layer: int, parts: torch.Tensor) -> Part:
+    def _copy_out(self, copy: PageCopy, cache: LayerCache) -> list[Part]:
         assert self._arena is not None
         assert self._depot is not None
-        size = self._layout.part_bytes
-        start = copy.offset + layer * size
-        self._arena[start : start + size].copy_(parts[copy.block])
-        return Part(copy.name, layer, checksum(self._depot.arena[start : start + size]))
+        parts, size, stretch = [], cache.part_bytes, cache.shares.shape[2]
+        for share in range(cache.shares.shape[1]):
+            number = cache.first_part + share
+            start = end = copy.offset + number * size
+            for block in copy.blocks[cache.slot]:
+                self._arena[end : end + stretch].copy_(cache.shares[block, share])
+                end += stretch
+            if end < start + size:  # the prompt ends before the page's last block
+                self._arena[end : start + size].zero_()
+            parts.append(Part(copy.name, number, checksum(self._depot.arena[start : start + size])))
+        return parts
+
+    def _finish(self, owners: list[str]) -> None:
+        if self._depot is None or not owners:
+            return
+        try:
+            if self._alone:
+                for owner in owners:
+                    self._depot.release(owner)
+                return
+            # Others may still be publishing: the scheduler ends the reservations when all ranks have told.
+            self._depot.match([])  # the depot answers when it has read what was published before
+        except DepotError as error:
+            self._lose(error)
+            return
+        with self._lock:
+            self._news.finished.update(owners)
 
     def _load(self, load: Load, depot: EngineDepot | None, arena: torch.Tensor | None) -> None:
         failed, corrupt = True, list[bytes]()
@@ -147,26 +165,26 @@ class WorkerSide:
             if failed:
                 self._failed.add(load.request_id)
             if corrupt:
-                self._troubles.spoiled.add(load.request_id)
+                self._news.spoiled.add(load.request_id)
 
     def _copy_in(self, load: Load, arena: torch.Tensor | None) -> list[bytes]:
         """Copies every page; the names of those with a part that does not fit its checksum."""
         if arena is None:
             raise DepotError("the depot was lost before the load began")
-        size, page = self._layout.part_bytes, self._layout.page_bytes
+        layouts = self._plan.contract.layouts
         for item in load.pages:
-            if item.offset < 0 or item.offset + page > len(arena):
-                raise DepotError(f"page at {item.offset} with {page} bytes is outside the arena of {len(arena)}")
+            if item.offset < 0 or item.offset + layouts[item.group].page_bytes > len(arena):
+                size = layouts[item.group].page_bytes
+                raise DepotError(f"page at {item.offset} with {size} bytes is outside the arena of {len(arena)}")
         expected = [unpack_checksums(item.checksums) for item in load.pages]
         corrupt: dict[bytes, None] = {}
-        for layer, parts in self._layers.values():
+        on_device = False
+        for cache in self._layers.values():
             for item, checksums in zip(load.pages, expected, strict=True):
-                start = item.offset + layer * size
-                source = arena[start : start + size]
-                if checksum(source.numpy()) != checksums[layer]:
+                if item.group == cache.group and not _copy_part_in(item, cache, arena, checksums):
                     corrupt[item.name] = None
-                parts[item.block].copy_(source)
-        if parts.is_cuda:
+            on_device = on_device or cache.shares.is_cuda
+        if on_device:
             torch.cuda.current_stream().synchronize()
         return list(corrupt)
 
@@ -189,10 +207,24 @@ class WorkerSide:
     def _lose(self, error: DepotError | ContractError) -> None:
         _log.error("depot lost: %s", error)
         with self._lock:
-            self._troubles.lost.add(self._epoch)
+            self._news.lost.add(self._epoch)
         self._drop()
 
     def _drop(self) -> None:
         depot, self._depot, self._arena, self._epoch = self._depot, None, None, ""
         if depot is not None:
             depot.close()
+
+
+def _copy_part_in(item: PageLoad, cache: LayerCache, arena: torch.Tensor, checksums: Sequence[int]) -> bool:
+    """Copies a page's parts of one layer; False when one does not fit its checksum."""
+    intact, size, stretch = True, cache.part_bytes, cache.shares.shape[2]
+    for share in range(cache.shares.shape[1]):
+        number = cache.first_part + share
+        start = item.offset + number * size
+        intact = intact and checksum(arena[start : start + size].numpy()) == checksums[number]
+        for block in item.blocks[cache.slot]:
+            if block != NULL_BLOCK:
+                cache.shares[block, share].copy_(arena[start : start + stretch])
+            start += stretch
+    return intact

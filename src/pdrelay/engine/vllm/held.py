@@ -1,12 +1,12 @@
 """Which pages the engine's own prefix cache holds, told from the blocks that it hands out.
 
-vLLM keeps a full block's content until it gives the block to another request. So a name enters when its block is
-full, and leaves when the block is seen under another content.
+vLLM keeps a full block's content until it gives the block to another request. So a page enters when its blocks are
+full, and leaves when one of them is handed out anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -17,53 +17,61 @@ class HeldChanges(NamedTuple):
     removed: list[bytes]
 
 
-class HeldBlocks:
-    """Block to name, for blocks with known content. One name may fill several blocks."""
+class _Place(NamedTuple):
+    name: bytes
+    slot: int  # which of the page's blocks
 
-    def __init__(self) -> None:
-        self._names: dict[int, bytes] = {}
-        self._blocks: dict[bytes, int] = {}
+
+class HeldBlocks:
+    """What blocks hold. A page is `slots` blocks, of one or more block tables; several blocks may hold the same."""
+
+    def __init__(self, slots: int = 1) -> None:
+        self._slots = slots
+        self._places: dict[int, _Place] = {}
+        self._counts: dict[bytes, list[int]] = {}  # blocks that hold it, by slot
         self._reported: set[bytes] = set()
         self._touched: set[bytes] = set()
 
-    def fill(self, block: int, name: bytes) -> None:
-        """`block` is full with page `name`."""
-        if self._names.get(block) != name:
-            self._forget(block)
-            self._names[block] = name
-            self._blocks[name] = self._blocks.get(name, 0) + 1
-            self._touched.add(name)
-
-    def allocate(self, blocks: Sequence[int], names: Sequence[bytes]) -> None:
-        """A request's blocks in token order, and the names of those that are full."""
-        for index, block in enumerate(blocks):
-            if index >= len(names) or self._names.get(block) != names[index]:
+    def fill(self, blocks: Sequence[int], name: bytes) -> None:
+        """`blocks`, one a slot, are full with page `name`."""
+        for slot, block in enumerate(blocks):
+            place = _Place(name, slot)
+            if self._places.get(block) != place:
                 self._forget(block)
+                self._places[block] = place
+                self._counts.setdefault(name, [0] * self._slots)[slot] += 1
+                self._touched.add(name)
+
+    def hand_out(self, blocks: Iterable[int]) -> None:
+        """These blocks belong to a request now, and what they held is gone."""
+        for block in blocks:
+            self._forget(block)
 
     def clear(self) -> None:
         """The prefix cache was emptied."""
-        for block in list(self._names):
-            self._forget(block)
+        self.hand_out(list(self._places))
 
     def forget_reports(self) -> None:
         """The depot that was told is gone; the next look tells everything."""
         self._reported.clear()
-        self._touched = set(self._blocks)
+        self._touched = set(self._counts)
 
     def take_changes(self) -> HeldChanges:
         """What changed since the last call."""
         touched, self._touched = self._touched, set()
-        added = [name for name in touched if name in self._blocks and name not in self._reported]
-        removed = [name for name in touched if name not in self._blocks and name in self._reported]
+        held = {name for name in touched if name in self._counts and all(self._counts[name])}
+        added = [name for name in touched if name in held and name not in self._reported]
+        removed = [name for name in touched if name not in held and name in self._reported]
         self._reported.update(added)
         self._reported.difference_update(removed)
         return HeldChanges(added, removed)
 
     def _forget(self, block: int) -> None:
-        name = self._names.pop(block, None)
-        if name is None:
+        place = self._places.pop(block, None)
+        if place is None:
             return
-        self._touched.add(name)
-        self._blocks[name] -= 1
-        if not self._blocks[name]:
-            del self._blocks[name]
+        self._touched.add(place.name)
+        counts = self._counts[place.name]
+        counts[place.slot] -= 1
+        if not any(counts):
+            del self._counts[place.name]

@@ -32,19 +32,28 @@ def report(cached: int = 0, loaded: int = 0, error: str = "") -> dict[str, objec
     return {REPORT: {"cached": cached, "loaded": loaded, "error": error}}
 
 
-class Lease(NamedTuple):
-    """Complete pages at the depot that follow the local prefix."""
+class PageOf(NamedTuple):
+    """A page of one KV group."""
 
-    first: int  # index of the first page
-    names: list[bytes]
-    pages: list[Leased]
-    tokens: int  # where the last page ends in the request
+    group: int
+    number: int  # of the page, from the request's start
+    name: bytes
+
+
+class Lease(NamedTuple):
+    """Complete pages at the depot that, with the local prefix, are enough to go on after `tokens` tokens."""
+
+    first: int  # whole pages of the local prefix
+    pages: list[tuple[PageOf, Leased]]
+    tokens: int
 
 
 class Write(NamedTuple):
     """A page that this request must write."""
 
-    name: bytes
+    page: PageOf
+    tokens: int  # of the request, when the page ends
+    required: bool  # the request fails without it
     offset: int
 
 
@@ -68,12 +77,12 @@ class Job:
     admitted: bool = False  # the prompt's pages are reserved
     checked: bool = False  # looked for pages whose other writer died
     retry_at: float = 0.0  # time of the next try to lease and reserve
-    writes: dict[int, Write] = field(default_factory=dict)  # reserved and not yet copied
-    written: set[int] = field(default_factory=set)  # ever reserved
+    writes: list[Write] = field(default_factory=list)  # reserved and not yet copied
+    written: set[bytes] = field(default_factory=set)  # ever reserved
     decoded: int | None = None  # whole pages before this one are not ours to publish, or were looked at
     # the engine's own cache
-    seen: int = 0  # blocks of the table that were looked at
-    filled: int = 0  # full blocks that were looked at
+    seen: list[int] = field(default_factory=list)  # blocks that were looked at, by table
+    filled: int = 0  # whole pages that were looked at
     # the report
     counted: bool = False
     cached: int = 0  # tokens found in the engine's own cache
@@ -98,7 +107,8 @@ class Job:
         if not self.counted:
             self.counted, self.cached, self.loaded = True, self.local, external
             leased = self.lease.pages if self.lease is not None and external else []
-            self.from_disk = sum(page.from_disk for page in leased) * self.pages.prompt.page_tokens
+            whole = sum(page.from_disk for at, page in leased if at.group == 0)
+            self.from_disk = whole * self.pages.prompt.page_tokens
         elif self.request.num_preemptions:
             self.reloaded += external
 

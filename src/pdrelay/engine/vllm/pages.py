@@ -20,7 +20,10 @@ class Naming(NamedTuple):
 
 
 class RequestPages:
-    """Names of a request's pages: its prompt's, tail included, and whole pages of all its tokens."""
+    """Names of a request's pages: its prompt's, tail included, and whole pages of all its tokens.
+
+    `prompt` holds the tokens that a prompt's pages cover; with linear states that is one less than it has.
+    """
 
     def __init__(self, naming: Naming, prompt: Sequence[int]) -> None:
         self._naming = naming
@@ -35,3 +38,11 @@ class RequestPages:
         if count > len(self._full):
             self._full += extend_pages(self._full, token_ids, page_tokens, self._root, self._naming.key, length)
         return self._full[:count]
+
+    def prefixes(self, token_ids: Sequence[int], length: int) -> list[PromptPages]:
+        """Pages of the first `length` tokens that the request could start from, most tokens first."""
+        whole = self.full(token_ids, length)
+        if len(whole) <= len(self.prompt.full):
+            return [self.prompt]
+        page_tokens = self._naming.page_tokens
+        return [PromptPages(tuple(whole), None, page_tokens, len(whole) * page_tokens), self.prompt]

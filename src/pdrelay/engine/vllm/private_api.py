@@ -32,6 +32,18 @@ COMMON = (
     PrivateMethod(_SCHEDULER, "Scheduler.update_from_output", ("self", "scheduler_output", "model_runner_output")),
     PrivateMethod(_SCHEDULER, "Scheduler._update_request_as_session", ("self", "session", "update")),
     PrivateMethod(_SCHEDULER, "Scheduler._handle_blocked_waiting_request", ("self", "request")),
+    PrivateMethod(_SCHEDULER, "Scheduler._get_local_prefix_cache_hit", ("self", "request")),
+    PrivateMethod(
+        _SCHEDULER,
+        "Scheduler._mamba_block_aligned_split",
+        ("self", "request", "num_new_tokens", "num_new_local_computed_tokens", "num_external_computed_tokens"),
+    ),
+    PrivateMethod(
+        "vllm.v1.core.kv_cache_coordinator",
+        "HybridKVCacheCoordinator.find_longest_cache_hit_per_group",
+        ("self", "block_hashes", "max_cache_hit_length"),
+    ),
+    PrivateMethod("vllm.v1.core.kv_cache_manager", "KVCacheManager.prefix_cache_lookup_enabled", ("self", "request")),
     PrivateMethod(_SCHEDULER, "Scheduler.reset_prefix_cache", ("self", "reset_running_requests", "reset_connector")),
     PrivateMethod("vllm.v1.request", "Request.append_output_token_ids", ("self", "token_ids")),
     PrivateMethod(_CONNECTOR, "KVConnectorBase_V1.bind_connector_metadata", ("self", "connector_metadata")),
@@ -41,6 +53,7 @@ COMMON = (
     PrivateMethod(
         _CONNECTOR, "KVConnectorBase_V1.update_state_after_alloc", ("self", "request", "blocks", "num_external_tokens")
     ),
+    PrivateMethod(_CONNECTOR, "KVConnectorBase_V1.get_loaded_kv_cache_group_ids", ("self", "request")),
     PrivateMethod(_CONNECTOR, "KVConnectorBase_V1.get_transfer_results", ("self", "finished_req_ids")),
     PrivateMethod(_CONNECTOR, "KVConnectorBase_V1.build_connector_worker_meta", ("self",)),
     PrivateMethod(_CONNECTOR, "SupportsHMA.request_finished_all_groups", ("self", "request", "block_ids")),

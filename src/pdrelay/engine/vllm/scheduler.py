@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.request import RequestStatus
 
 from pdrelay.engine.vllm import private_api, session_params
 from pdrelay.engine.vllm.connector import PdrelayConnector
 from pdrelay.engine.vllm.grammar import SessionGrammars, set_reasoning
+from pdrelay.engine.vllm.hybrid import HybridScheduling
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request, StreamingUpdate
 
 
-class SessionScheduling(Scheduler):  # type: ignore[misc]  # vLLM's classes are untyped here
+class SessionScheduling(HybridScheduling):
     """Goes before `Scheduler` or `AsyncScheduler`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -83,13 +83,10 @@ class SessionScheduling(Scheduler):  # type: ignore[misc]  # vLLM's classes are 
         return ready
 
     def _update_request_as_session(self, session: Request, update: StreamingUpdate) -> None:
-        chunk = [] if session_params.is_replay(update.sampling_params) else list(update.prompt_token_ids or ())
+        chunk = list(update.prompt_token_ids or ())
         self._drop_uncomputed(session)
-        if chunk:
-            session.append_output_token_ids(chunk)
-            self._feed_grammar(session, chunk)
-        else:
-            session.num_computed_tokens -= 1  # the last token again, for a new sample
+        session.append_output_token_ids(chunk)
+        self._feed_grammar(session, chunk)
         session.sampling_params, session.max_tokens = update.sampling_params, update.max_tokens
         session.stop_reason = None  # of a sample that was thrown away
         session.arrival_time = update.arrival_time

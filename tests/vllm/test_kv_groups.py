@@ -1,0 +1,157 @@
+"""Models with windows, latents, states and shards: what one engine prefilled another goes on from, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import pytest_asyncio
+import tiny_models
+from engines import KEY, MODEL, DepotThread, Engine, Run
+
+from pdrelay.engine.messages import Open, Sampling, Takeover
+from pdrelay.kv.demand import Demand, demand, published_tokens
+from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+GREEDY = Sampling(max_tokens=12, temperature=0, ignore_eos=True)
+MEBIBYTE = 1 << 20
+
+
+class Case(NamedTuple):
+    """A model, how its engines are started, and where its pages, windows and states end."""
+
+    model: str
+    prefill: dict[str, object]
+    both: dict[str, object]
+    lengths: tuple[int, ...]
+
+
+CASES = {
+    "window": Case("window", {"max_num_batched_tokens": 96}, {}, (100, 128, 159, 160, 161, 300)),
+    # The kernels for AMX, which have a prefix cache, know bfloat16 only.
+    "latent": Case("latent", {}, {"attention_config": {"backend": "CPU_MLA"}}, (100, 112, 300)),
+    "state": Case("state", {"max_num_batched_tokens": 320}, {"dtype": "bfloat16"}, (100, 288, 289, 290, 600)),
+    "shards": Case(
+        "full", {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, {"shards": 2}, (100, 128, 300)
+    ),
+}  # fmt: skip
+
+
+class Pair:
+    """A prefill and a decode engine of one model on one depot."""
+
+    def __init__(self, case: Case, checkpoint: Path, depot: DepotThread) -> None:
+        common = {
+            "model": str(checkpoint), "skip_tokenizer_init": True, "kv_cache_memory_bytes": 32 * MEBIBYTE,
+            "enable_prefix_caching": True,
+        } | case.both  # fmt: skip
+        self.case, self.depot = case, depot
+        self.prefill = Engine("p-0", depot, **common | case.prefill)
+        self.decode = Engine("d-0", depot, **common, publish_decode=True)
+
+    def pages(self, prompt: list[int]) -> PromptPages:
+        contract = self.prefill.backend.hello.contract
+        published = prompt[: published_tokens(len(prompt), contract.groups)]
+        return prompt_pages(published, contract.page_tokens, root(Scope(MODEL), KEY), KEY)
+
+    def demand(self, prompt: list[int]) -> Demand:
+        return demand(self.pages(prompt), self.prefill.backend.hello.contract.groups)
+
+    async def forget(self) -> None:
+        for engine in (self.prefill, self.decode):
+            await engine.forget()
+        self.depot.evict()
+
+    async def reference(self, prompt: list[int]) -> list[int]:
+        await self.forget()
+        tokens = await self.decode.reference(prompt, GREEDY)
+        await self.forget()
+        return tokens
+
+    async def hand_over(self, prompt: list[int], expected: list[int]) -> Run:
+        """Prefill, then decode from its pages; the run on the decode engine."""
+        names = self.demand(prompt).names
+        self.depot.pin("transfer", names)
+        first = await self.prefill.prefill(prompt)
+        assert first.ids == expected[:1]
+        assert all(self.depot.holds(names))
+        request = Open(sid=f"h{len(prompt)}", mode="decode", prompt=prompt, sampling=GREEDY, await_names=list(names),
+                       eager=first.ids)  # fmt: skip
+        run = await self.decode.run(request, Takeover(request.sid, []))
+        self.depot.unpin("transfer")
+        return run
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=list(CASES))
+async def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path
+) -> AsyncIterator[Pair]:
+    case, directory = CASES[request.param], tmp_path_factory.mktemp(request.param)
+    depot = DepotThread(directory / "d.sock", 64 * MEBIBYTE)
+    pair = Pair(case, tiny_models.build(case.model, directory), depot)
+    engines = pair.prefill, pair.decode
+    for engine in engines:
+        await engine.connect()
+    yield pair
+    for engine in engines:
+        await engine.aclose()
+    depot.close()
+
+
+async def test_decode_goes_on_from_prefills_pages(pair: Pair) -> None:
+    for length in pair.case.lengths:
+        prompt = pair.prefill.tokens(length, f"exact {length}")
+        expected = await pair.reference(prompt)
+        assert len(set(expected)) > 3, "outputs that tell"
+        run = await pair.hand_over(prompt, expected)
+        assert run.ids == expected[1:]
+        covered = pair.pages(prompt).length
+        assert (run.opened.cached_tokens, run.opened.loaded_tokens) in ((0, covered), (0, length - 1))
+        assert pair.depot.stats().reserved == 0
+
+
+async def test_a_second_turn_uses_what_the_first_left(pair: Pair) -> None:
+    prompt = pair.prefill.tokens(pair.case.lengths[-1], "first turn")
+    answer = await pair.reference(prompt)
+    run = await pair.hand_over(prompt, answer)
+    turn = [*prompt, *answer[:1], *run.ids, *pair.prefill.tokens(90, "second turn")]
+    expected = await pair.reference(turn)
+    await pair.hand_over(prompt, answer)
+    run = await pair.hand_over(turn, expected)
+    assert run.ids == expected[1:]
+    page = pair.pages(turn).page_tokens
+    known = len(prompt) // page * page
+    if pair.case.model != "latent":  # without a prefix cache every page comes from the depot
+        assert run.opened.cached_tokens >= known
+    assert run.opened.cached_tokens + run.opened.loaded_tokens >= len(turn) - 1
+    again = await pair.prefill.prefill([*turn, 5, 6, 7])
+    assert again.finished.cached_tokens >= len(turn) // page * page - page
+
+
+async def test_sessions_extend_and_take_over(pair: Pair) -> None:
+    length = pair.case.lengths[-1]
+    prompt = pair.prefill.tokens(length, "session")
+    expected = await pair.reference(prompt)
+    names = pair.demand(prompt).names
+    pair.depot.pin("transfer", names)
+    await pair.prefill.prefill(prompt)
+    for eager, chunks in (
+        (expected[:1], [expected[1:4], expected[4:6], expected[6:7]]),
+        ([], [expected[:5], []]),
+        ([], [[]]),
+        (expected[:3], [expected[3:4], []]),
+    ):
+        await pair.decode.forget()
+        run = await pair.decode.decode(prompt, GREEDY, chunks, eager=eager)
+        given = [*eager, *(token for chunk in chunks for token in chunk)]
+        assert [*given, *run.ids] == expected
+        known = len(eager)
+        for chunk, prediction in zip([[], *chunks[:-1]], run.predictions, strict=True):
+            known += len(chunk)
+            assert prediction == expected[known]
+        assert run.opened.loaded_tokens >= length - 1
+    pair.depot.unpin("transfer")
