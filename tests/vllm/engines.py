@@ -68,10 +68,7 @@ class DepotThread:
 
         async def drop() -> None:
             index = self._server.hub.index
-            for page in list(index):
-                if page.complete:
-                    index.evict_all(page.layout)
-                    break
+            index.evict_all({page.layout for page in index})
             self._server.hub.settle()
 
         self._call(drop())

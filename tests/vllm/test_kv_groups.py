@@ -129,7 +129,7 @@ async def test_a_second_turn_uses_what_the_first_left(pair: Pair) -> None:
         assert run.opened.cached_tokens >= known
     assert run.opened.cached_tokens + run.opened.loaded_tokens >= len(turn) - 1
     again = await pair.prefill.prefill([*turn, 5, 6, 7])
-    assert again.finished.cached_tokens >= len(turn) // page * page - page
+    assert again.prefilled.cached_tokens >= len(turn) // page * page - page
 
 
 async def test_sessions_extend_and_take_over(pair: Pair) -> None:
