@@ -144,7 +144,8 @@ def test_an_unknown_instance_is_told(config: Path) -> None:
 
 
 def test_gpu_engines_schedule_asynchronously(config: Path) -> None:
-    argv = launch.command(load(config), "p-0", device="cuda").argv
+    config.write_text(config.read_text().replace("[[instance]]", '[[instance]]\ndevice = "cuda"'))
+    argv = launch.command(load(config), "p-0").argv
     assert _option(argv, "--scheduler-cls").endswith("PdrelayAsyncScheduler")
     assert "--worker-cls" not in argv
     assert msgspec.json.decode(_option(argv, "--kv-transfer-config"))["kv_role"] == "kv_both"

@@ -80,6 +80,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     listen: str
     address: str = ""
     engine: Literal["vllm", "emulated"] = "vllm"
+    device: Literal["", "cpu", "cuda"] = ""  # of a vLLM engine; empty: cpu where the CPU build of vLLM is installed
     profile: str = ""  # emulated engines: path of the profile file
     args: list[str] = []  # further arguments of the engine's command line
     env: dict[str, str] = {}

