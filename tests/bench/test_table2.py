@@ -8,6 +8,7 @@ import itertools
 import math
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
@@ -43,6 +44,8 @@ def test_every_row_carries_the_same_transfers(result: Table2) -> None:
         assert 0 <= arm.queueing <= max(arm.latencies)
         assert 0 <= arm.connections_used <= 1
         assert 0 < arm.line_use <= 1.05
+        assert arm.core_wait is not None
+        assert 0 <= arm.core_wait < 1
         assert arm.idle_p50 is not None
         assert arm.idle_p50 > 0
     assert result.mean_bytes["narrow"] == pytest.approx(0.1 * result.prompt_bytes, rel=0.05)
@@ -57,6 +60,14 @@ def test_the_result_can_be_read(result: Table2) -> None:
     assert "link-srpt" in text
     assert all(check.what in text for check in result.checks)
     assert "Ideal sharing" in text
+
+
+def test_a_row_without_cores_is_no_measurement(result: Table2) -> None:
+    for wait, told in ((0.8, True), (0.05, False)):
+        arms = [msgspec.structs.replace(arm, core_wait=wait) for arm in result.arms[:1]]
+        console = Console(file=io.StringIO(), record=True, width=160)
+        table2_text.show(msgspec.structs.replace(result, arms=arms), console)
+        assert ("NOT a measurement" in console.export_text()) == told
 
 
 def test_latencies_can_be_drawn(result: Table2, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdrelay.errors import BenchError
 
@@ -22,6 +22,13 @@ START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 _LINE_BYTES = 64 << 20
 _PR_SET_PDEATHSIG = 1
+
+
+class CoreTimes(NamedTuple):
+    """Seconds of a process since its start, those of its threads that live."""
+
+    ran: float
+    waited: float  # could have run, but other work had the cores
 
 
 class Child:
@@ -64,6 +71,16 @@ class Child:
             return time.clock_gettime((~self.pid << 3) | 2)
         except OSError as error:
             raise BenchError(f"{self.name}: has ended{self._last_words()}") from error
+
+    def core_times(self) -> CoreTimes:
+        """How long its threads ran on a core, and waited for one. Raises BenchError when it ended."""
+        rows: list[list[str]] = []
+        for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # a thread that has just ended
+                rows.append(path.read_text().split())
+        if not rows:
+            raise BenchError(f"{self.name}: has ended{self._last_words()}")
+        return CoreTimes(sum(int(row[0]) for row in rows) / 1e9, sum(int(row[1]) for row in rows) / 1e9)
 
     async def stop(self) -> None:
         """Ends it, by force if it does not end in time."""

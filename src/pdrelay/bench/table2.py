@@ -38,6 +38,10 @@ PAYLOAD_SHARE: dict[Kind, float] = {"namespaces": 1448 / 1514, "user": 1.0}
 DISTRIBUTIONS: tuple[Name, ...] = ("skewed", "narrow")
 
 
+MOST_CORE_WAIT = 0.3
+"""Above this a row measures the machine, not the line."""
+
+
 class Published(NamedTuple):
     """One row of the published table; seconds. Latencies exclude queueing for a connection."""
 
@@ -118,6 +122,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     queueing: float  # mean
     connections: int
     connections_used: float  # mean share of them that carried something, in the second half of the arrivals
+    core_wait: float | None  # link: share of their busy time in which the depots had no core to run on
     idle_p50: float | None  # link: of a median delta on a line with nothing else on it
     line_use: float  # payload over what the line could have carried until the last transfer ended
     latencies: list[float]  # with queueing, in order of arrival
@@ -153,7 +158,7 @@ class Table2(msgspec.Struct, frozen=True, kw_only=True):
 
 def arm_of(
     carrier: Carrier, distribution: Name, load: Load, moments: Moments, rate: float, connections: int, used: float,
-    idle_p50: float | None = None,
+    idle_p50: float | None = None, core_wait: float | None = None,
 ) -> Arm:  # fmt: skip
     """What the moments say."""
     arrived, began, ended = (np.asarray(row) for row in (moments.arrived, moments.began, moments.ended))
@@ -167,7 +172,7 @@ def arm_of(
         carrier=carrier, distribution=distribution, transfers=len(latencies), bytes=sum(sizes[counting]),
         p50=of(50, latencies), p99=of(99, latencies), p50_moving=of(50, moving), p99_moving=of(99, moving),
         queueing=float((began - arrived)[counting].mean()), connections=connections, connections_used=used,
-        idle_p50=idle_p50,
+        idle_p50=idle_p50, core_wait=core_wait,
         line_use=sum(sizes) / float(ended.max() - arrived[0]) / rate, latencies=latencies,
     )  # fmt: skip
 

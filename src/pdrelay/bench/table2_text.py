@@ -14,6 +14,7 @@ from pdrelay.bench.table2 import (
     ARRIVALS,
     CONNECTION_RATE,
     DISTRIBUTIONS,
+    MOST_CORE_WAIT,
     POOL,
     PUBLISHED,
     Arm,
@@ -153,11 +154,21 @@ def show(result: Table2, console: Console) -> None:
         console.print(result.note, markup=False)
     console.print(_table(result))
     console.print(_LEGEND)
+    for arm in result.arms:
+        if arm.core_wait is not None and arm.core_wait > MOST_CORE_WAIT:
+            console.print(_starved(arm, arm.core_wait), markup=False)
     for check in result.checks:
         verdict = "holds" if check.holds else "does NOT hold"
         console.print(f"{check.what}: {check.ratio.text(2)}, at most {check.at_most:g}: {verdict}", markup=False)
     for paragraph in result.explanation:
         console.print(f"\n{paragraph}", markup=False)
+
+
+def _starved(arm: Arm, core_wait: float) -> str:
+    return (
+        f"{arm.carrier}, {arm.distribution}: NOT a measurement of the line: the depots waited for a core in "
+        f"{core_wait:.0%} of their busy time, because other work had the cores; run it again on an idle machine"
+    )
 
 
 def _table(result: Table2) -> Table:
