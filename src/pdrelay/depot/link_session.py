@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from pdrelay.depot import link_messages as link
@@ -12,7 +13,7 @@ from pdrelay.depot.handshake import check_hello, hello_of
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.inbox import Landed
 from pdrelay.depot.nixl.base import MakeAgent
-from pdrelay.depot.nixl.landing import Landing
+from pdrelay.depot.nixl.landing import Conversation, Landing
 from pdrelay.depot.sessions import Write
 from pdrelay.errors import DepotError
 
@@ -24,6 +25,7 @@ class Peers:
     """What a listener knows of the depots that send to it."""
 
     agents: Mapping[str, MakeAgent]  # of those that write by NIXL
+    checkers: Executor  # verify what they wrote
     sessions: dict[str, LinkSession] = field(default_factory=dict)  # present ones
     landings: dict[str, Landing] = field(default_factory=dict)  # last ones, of former sessions too
 
@@ -50,15 +52,16 @@ class LinkSession:
         sessions[self._peer] = self
         self.send(hello_of(hub, self._decoder.name, transport))
         hub.on_contracts[id(self)] = lambda: self.send(link.Contracts(hub.own_contracts))
-        self._landing: Landing | None = None
-        if make_agent is None:
+        self._landing = self._land(make_agent, peers) if make_agent is not None else None
+        if self._landing is None:
             hub.receivers.peer_up(self._peer, self.send)
-        else:
-            former_landing = peers.landings.get(self._peer)
-            self._landing = peers.landings[self._peer] = Landing(
-                hub, self._peer, make_agent, former_landing,
-                self._on_endpoint, self.on_batch, self._settle, self._break_off,
-            )  # fmt: skip
+
+    def _land(self, make_agent: MakeAgent, peers: Peers) -> Landing:
+        conversation = Conversation(self._on_endpoint, self.on_batch, self._settle, self._break_off)
+        former = peers.landings.get(self._peer)
+        landing = Landing(self._hub, self._peer, make_agent, peers.checkers, conversation, former)
+        peers.landings[self._peer] = landing
+        return landing
 
     def _on_endpoint(self, endpoint: link.Endpoint) -> None:
         """The peer may write: only now there is something to offer it."""

@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from pdrelay.cluster.units import parse_address
 from pdrelay.depot import link_messages as link
@@ -26,6 +27,9 @@ from pdrelay.errors import ProtocolError, StartError
 
 logger = logging.getLogger(__name__)
 
+CHECKERS = 4
+"""Threads that verify what depots wrote by NIXL."""
+
 ACCEPT_PAUSE = 0.1  # seconds after a failure
 
 
@@ -41,7 +45,8 @@ class TlsListener:
         tls.num_tickets = 0
         self._loop = asyncio.get_running_loop()
         self._connections: set[FrameProtocol] = set()
-        self._peers = Peers(agents or {})
+        self._checkers = ThreadPoolExecutor(CHECKERS, "nixl check")
+        self._peers = Peers(agents or {}, self._checkers)
         self._receivers: dict[BulkReceiver, LinkSession] = {}
         post = Mailbox(self._settle).post
         self._callbacks = Callbacks(post, self._on_batch, self._on_end)
@@ -69,6 +74,7 @@ class TlsListener:
             await asyncio.to_thread(receiver.thread.join, CONNECT_SECONDS)
         for landing in self._peers.landings.values():
             await landing.aclose()
+        self._checkers.shutdown()
 
     async def _accept(self) -> None:
         while True:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from typing import NamedTuple
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.hub import Hub
@@ -16,34 +17,37 @@ from pdrelay.errors import DepotError, ProtocolError
 
 logger = logging.getLogger(__name__)
 
-CHECKERS = 4  # threads that verify checksums
+
+class Conversation(NamedTuple):
+    """What a landing tells, on the event loop."""
+
+    ready: Callable[[link.Endpoint], None]  # the peer may write
+    batch: Callable[[int | None, list[Landed]], None]  # what came of a batch; its number is None if it was nonsense
+    settle: Callable[[], None]  # comes after `batch`
+    break_off: Callable[[str], None]  # the conversation must end, for that reason
 
 
 class Landing:
     """Lives as long as one conversation with `peer`; the next one's `former`."""
 
     def __init__(
-        self, hub: Hub, peer: str, make_agent: MakeAgent, former: Landing | None,
-        on_ready: Callable[[link.Endpoint], None],
-        on_batch: Callable[[int | None, list[Landed]], None],
-        settle: Callable[[], None],
-        break_off: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        """Calls `on_ready` once the peer may write, `on_batch` for what it wrote and then `settle`; `break_off` shall
-        end the conversation, for the reason given."""
-        self._hub, self._peer, self._former = hub, peer, former
-        self._on_ready, self._on_batch, self._break_off = on_ready, on_batch, break_off
+        self,
+        hub: Hub,
+        peer: str,
+        make_agent: MakeAgent,
+        checkers: Executor,
+        conversation: Conversation,
+        former: Landing | None,
+    ) -> None:
+        """`checkers` verify checksums. Starts in the background."""
+        self._hub, self._peer, self._checkers, self._former = hub, peer, checkers, former
+        self._conversation = conversation
         self._agent = make_agent(self)
-        self._mailbox = Mailbox(settle)
-        self._checkers = ThreadPoolExecutor(CHECKERS, "nixl check")
+        self._mailbox = Mailbox(conversation.settle)
+        self._checking: set[Future[None]] = set()
         self._closed = False
         self._starting = asyncio.create_task(self._start())
         self._ending: asyncio.Task[None] | None = None
-
-    @property
-    def path(self) -> str:
-        """What the payload takes."""
-        return self._agent.path
 
     def close(self) -> None:
         """The conversation is over. Does not wait."""
@@ -53,7 +57,7 @@ class Landing:
             self._ending = asyncio.create_task(self._end())
 
     async def aclose(self) -> None:
-        """Waits, after `close`, until the peer can write here no more and what it wrote is dealt with."""
+        """Ends it, and waits until the peer can write here no more and nobody checks what it wrote."""
         self.close()
         assert self._ending is not None
         await self._ending
@@ -70,13 +74,13 @@ class Landing:
             self.broken(str(error))
             return
         if not self._closed:
-            self._hub.receivers.grants.open(self._peer, self._break_off)
-            self._on_ready(endpoint)
+            self._hub.receivers.grants.open(self._peer, self._conversation.break_off)
+            self._conversation.ready(endpoint)
 
     async def _end(self) -> None:
         await self._starting
         await self._agent.aclose()
-        await asyncio.to_thread(self._checkers.shutdown)  # what the threads posted comes before its end
+        await asyncio.gather(*map(asyncio.wrap_future, list(self._checking)))
         self._hub.receivers.grants.lost(self._peer)
         self._hub.settle()
 
@@ -92,28 +96,31 @@ class Landing:
         try:
             message = link.decode_note(note)
         except ProtocolError as error:
-            self._break_off(str(error))
+            self._conversation.break_off(str(error))
             return
         if isinstance(message, link.Closed):
             self._hub.receivers.on_closed(self._peer, message.grants)
             self._hub.settle()
         else:
-            self._checkers.submit(self._check, message)
+            future = self._checkers.submit(self._check, message)
+            self._checking.add(future)
+            future.add_done_callback(self._checking.discard)
 
     def broken(self, detail: str) -> None:
         """See AgentListener."""
         if not self._closed:
             logger.warning("NIXL path from depot %s: %s", self._peer, detail)
-            self._break_off(detail)
+            self._conversation.break_off(detail)
 
     def _check(self, batch: link.Batch) -> None:
         """Runs in a thread."""
         landed: list[Landed] = []
+        number: int | None = batch.batch
         try:
             for run in batch.runs:
                 self._hub.inbox.check(self._peer, run, landed)
         except ProtocolError as error:
-            self._mailbox.post(self._on_batch, None, landed)
-            self._mailbox.post(self._break_off, str(error))
-        else:
-            self._mailbox.post(self._on_batch, batch.batch, landed)
+            number = None
+            self._mailbox.post(self._conversation.break_off, str(error))
+        finally:
+            self._mailbox.post(self._conversation.batch, number, landed)
