@@ -151,7 +151,7 @@ class DirectLink(MemoryLink):
         if not self.up:
             return False
         self.lanes.revoke(senders.outbox.spent.pop(to, ()))
-        batch = senders.next_batch(to, self.batch_bytes, self.source.hub.clock()) if self.lanes.room() else None
+        batch = senders.next_batch(to, self.batch_bytes, self.source.hub.clock(), self.lanes.room)
         if batch is not None:
             self.lanes.put(batch)
         return batch is not None

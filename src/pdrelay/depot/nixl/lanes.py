@@ -131,6 +131,7 @@ class NixlLanes:
         """Waits for the end of `agent`: only then nobody reads what was to be written, and it may be sent again."""
         if self._starting is not None:
             await asyncio.gather(self._starting, return_exceptions=True)
+        await agent.aclose()
         unwritten, self._unwritten = self._unwritten, {}
         unacked, self._unacked = self._unacked, {}
         self._flying, self._revoked = Counter(), set()
