@@ -126,6 +126,18 @@ def test_a_good_file(write, tmp_path):
             "connections_per_transfer = 5",
             r"link\[0\].connections_per_transfer: found 5, expected 0 \(all\) to 4",
         ),
+        ('rtt = "30ms"', 'transport = "pigeon"', r"link\[0\].transport: found 'pigeon', expected one of .*nixl.*tcp"),
+        (
+            'rtt = "30ms"',
+            'nixl_env = { A = "b" }',
+            r"link\[0\].nixl_env: found {'A': 'b'}, expected nothing with .*'tcp'",
+        ),
+        ('rtt = "30ms"', 'transport = "nixl"\ncodec = "zstd"', r"link\[0\].codec: found 'zstd', expected 'none' with"),
+        (
+            'rtt = "30ms"',
+            'transport = "nixl"\ncongestion = "bbr"',
+            r"link\[0\].congestion: found bbr, expected nothing with transport = 'nixl'",
+        ),
         ('rtt = "30ms"', "connections = 0", r"link\[0\].connections: found 0, expected at least 1"),
         (
             "[gateway]",

@@ -168,7 +168,8 @@ def _policy_problems(policy: PolicySettings) -> Iterable[Problem]:
 
 def _unused(key: str, link: Link) -> Iterable[Problem]:
     """What is set and has no effect with the transport."""
-    idle = ("bulk",) if link.transport == "nixl" else ("nixl_params", "nixl_env")
+    of_tcp, of_nixl = ("bulk", "congestion", "connections_per_transfer"), ("nixl_params", "nixl_env")
+    idle = of_tcp if link.transport == "nixl" else of_nixl
     for field in idle:
         if value := getattr(link, field):
             yield f"{key}.{field}", value, f"nothing with transport = {link.transport!r}"

@@ -144,7 +144,8 @@ class AgentProcess:
                 detail = self._on_message(messages.decode_from_agent(await read_frame(reader)))
         assert self._process is not None
         code = await self._process.wait()
-        self._broke(detail or f"the process of the NIXL agent ended with {code}: {'; '.join(self._said) or 'silently'}")
+        said = f" (it said: {'; '.join(self._said)})" if self._said else ""
+        self._broke((detail or f"the process of the NIXL agent ended with {code}") + said)
 
     def _on_message(self, message: messages.FromAgent) -> str:
         """Acts on one message; what is wrong, if anything."""
