@@ -26,7 +26,7 @@ MANTISSA = {"float32": 23, "float16": 10, "bfloat16": 7}
 TOP = {"int8": 127, "fp8": 448}
 
 shapes = st.builds(
-    PartShape, st.sampled_from(sorted(DTYPES)),
+    PartShape, st.sampled_from(sorted(DTYPES)), blocks=st.integers(1, 2),
     outer=st.integers(1, 2), heads=st.integers(1, 3), middle=st.integers(1, 2), inner=st.integers(8, 40),
 )  # fmt: skip
 kinds = st.lists(
@@ -40,14 +40,10 @@ def codec(name: CodecName) -> WireCodec:
     return made
 
 
-def elements(shape: PartShape) -> int:
-    return shape.outer * shape.heads * shape.middle * 2 * shape.inner
-
-
 def run_of(kinds_: list[str], shape: PartShape, seed: int) -> npt.NDArray[np.uint8]:
     """Parts of these kinds, `[parts, bytes]`."""
     random = np.random.default_rng(seed)
-    dtype, count = DTYPES[shape.dtype], elements(shape)
+    dtype, count = DTYPES[shape.dtype], shape.elements
     size = count * shape.item_bytes
     limits = ml_dtypes.finfo(dtype)
 
@@ -102,11 +98,11 @@ def test_quantised_parts_are_within_half_a_step_or_exact(
 ) -> None:
     run = run_of(kinds, shape, seed)
     out, inexact = through(codec(name), run, shape)
-    axes = (shape.outer, shape.heads, shape.middle, 2, shape.inner)
+    axes = (shape.blocks, shape.outer, shape.heads, shape.middle, 2, shape.inner)
     for at, kind in enumerate(kinds):
         with np.errstate(invalid="ignore"):  # signalling NaNs
             before, after = (x[at].view(DTYPES[shape.dtype]).astype(np.float64).reshape(axes) for x in (run, out))
-        peak = np.abs(before).max(axis=(0, 2, 4), keepdims=True)
+        peak = np.abs(before).max(axis=(1, 3, 5), keepdims=True)
         if not inexact >> at & 1:
             assert (out[at] == run[at]).all()
             fits = np.isfinite(peak) & ((peak == 0) | ((peak >= LEAST) & (peak <= MOST)))
@@ -136,15 +132,15 @@ def test_a_part_that_is_not_finite_is_exact_among_others_that_are_not() -> None:
         assert (out[[1, 3]] == run[[1, 3]]).all()
 
 
-def test_each_head_and_half_has_its_own_scale() -> None:
-    shape = PartShape("float32", outer=2, heads=2, middle=3, inner=16)
-    values = np.random.default_rng(3).standard_normal((1, 2, 2, 3, 2, 16)).astype(np.float32)
-    values *= np.array([[1, 1e-6], [1e6, 1e-3]], np.float32).reshape(1, 1, 2, 1, 2, 1)
+def test_each_head_and_half_of_a_block_has_its_own_scale() -> None:
+    shape = PartShape("float32", blocks=2, outer=2, heads=2, middle=3, inner=16)
+    values = np.random.default_rng(3).standard_normal((1, 2, 2, 2, 3, 2, 16)).astype(np.float32)
+    values *= np.array([[1, 1e-6], [1e6, 1e-3], [1e3, 1e-9], [1e9, 1]], np.float32).reshape(1, 2, 1, 2, 1, 2, 1)
     run = values.reshape(1, -1).view(np.uint8)
     for name in ("int8", "fp8"):
         out, _ = through(codec(name), run, shape)
-        error = np.abs(out.view(np.float32).reshape(values.shape) - values).max(axis=(0, 1, 3, 5))
-        assert (error < np.abs(values).max(axis=(0, 1, 3, 5)) / 25).all()
+        error = np.abs(out.view(np.float32).reshape(values.shape) - values).max(axis=(0, 2, 4, 6))
+        assert (error < np.abs(values).max(axis=(0, 2, 4, 6)) / 25).all()
 
 
 def test_fp8_is_e4m3() -> None:
@@ -233,12 +229,12 @@ def contract_of(layout: str, *, page_tokens: int = 32, shards: int = 1, **change
 @pytest.mark.parametrize(
     ("contract", "shape"),
     [
-        (contract_of("vllm-cpu/LBHNC/amx"), PartShape("bfloat16", 1, 4, 1, 32 * 64)),
-        (contract_of("vllm-cpu/LBHNC/vec", page_tokens=64), PartShape("bfloat16", 2, 4, 1, 32 * 64)),
-        (contract_of("vllm-cpu/LBHNC/vec", shards=2), PartShape("bfloat16", 1, 2, 1, 32 * 64)),
-        (contract_of("vllm-cpu/LBHNC/vec", shards=8), PartShape("bfloat16", 1, 1, 1, 32 * 64)),
-        (contract_of("vllm-cuda/LBHNC"), PartShape("bfloat16", 1, 4, 32, 64)),
-        (contract_of("vllm-cuda/LBNHC", page_tokens=64), PartShape("bfloat16", 64, 4, 1, 64)),
+        (contract_of("vllm-cpu/LBHNC/amx"), PartShape("bfloat16", 1, 1, 4, 1, 32 * 64)),
+        (contract_of("vllm-cpu/LBHNC/vec", page_tokens=64), PartShape("bfloat16", 2, 1, 4, 1, 32 * 64)),
+        (contract_of("vllm-cpu/LBHNC/vec", shards=2), PartShape("bfloat16", 1, 1, 2, 1, 32 * 64)),
+        (contract_of("vllm-cpu/LBHNC/vec", shards=8), PartShape("bfloat16", 1, 1, 1, 1, 32 * 64)),
+        (contract_of("vllm-cuda/LBHNC"), PartShape("bfloat16", 1, 1, 4, 32, 64)),
+        (contract_of("vllm-cuda/LBNHC", page_tokens=64), PartShape("bfloat16", 2, 32, 4, 1, 64)),
         (contract_of("vllm-cuda/LHBNC"), PartShape("bfloat16")),
         (contract_of("emulated"), PartShape("bfloat16")),
         (contract_of("vllm-cpu/LBHNC/vec", kind="mla", heads=1), PartShape("bfloat16")),

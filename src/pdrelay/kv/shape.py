@@ -12,16 +12,27 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class PartShape(NamedTuple):
-    """A part as an array `[outer, heads, middle, 2, inner]` of `dtype`; index 0 of the axis of length 2 holds keys.
+    """A part as an array `[blocks, outer, heads, middle, 2, inner]` of `dtype`; the axis of length 2 is keys, values.
 
     `heads` is 0 where that is not known: then only codecs that keep every bit may touch the part.
     """
 
     dtype: str
+    blocks: int = 1
     outer: int = 1
     heads: int = 0
     middle: int = 1
     inner: int = 1
+
+    @property
+    def scales(self) -> int:
+        """How many scales a part has: for the keys and the values of each head in each block."""
+        return self.blocks * self.heads * 2
+
+    @property
+    def elements(self) -> int:
+        """Elements of a part; 0 where heads are not known."""
+        return self.blocks * self.outer * self.heads * self.middle * 2 * self.inner
 
     @property
     def item_bytes(self) -> int:
@@ -34,7 +45,8 @@ def part_shape(group: KVGroup, page_tokens: int, block_tokens: int, shards: int)
 
     A part is the engine blocks of a page one after the other. vLLM keeps a layer's block as heads, tokens, contents
     (`LBHNC`) or tokens, heads, contents (`LBNHC`), with a token's key and value side by side. Its CPU attention packs
-    keys for an instruction set, but only within a head and block, all keys before all values.
+    keys for an instruction set, but only within a head and block, all keys before all values. The blocks of a group may
+    be some times as large as `block_tokens`: then every chunk of the last axes is still one head's keys or values.
     """
     unknown = PartShape(group.dtype)
     engine, _, layout = group.codec.partition("/")
@@ -43,12 +55,11 @@ def part_shape(group: KVGroup, page_tokens: int, block_tokens: int, shards: int)
     blocks, head_size = page_tokens // block_tokens, group.head_size
     heads = max(1, group.heads // shards)  # more shards than heads: each has a copy of one
     if engine == "vllm-cpu" and layout.startswith("LBHNC/"):
-        shape = PartShape(group.dtype, blocks, heads, 1, block_tokens * head_size)
+        shape = PartShape(group.dtype, blocks, 1, heads, 1, block_tokens * head_size)
     elif engine.startswith("vllm-") and layout == "LBHNC":
-        shape = PartShape(group.dtype, blocks, heads, block_tokens, head_size)
+        shape = PartShape(group.dtype, blocks, 1, heads, block_tokens, head_size)
     elif engine.startswith("vllm-") and layout == "LBNHC":
-        shape = PartShape(group.dtype, page_tokens, heads, 1, head_size)
+        shape = PartShape(group.dtype, blocks, block_tokens, heads, 1, head_size)
     else:
         return unknown
-    elements = shape.outer * heads * shape.middle * 2 * shape.inner
-    return shape if elements * ITEM_BYTES.get(group.dtype, 0) == group.part_bytes else unknown
+    return shape if shape.elements * ITEM_BYTES.get(group.dtype, 0) == group.part_bytes else unknown

@@ -1,4 +1,4 @@
-"""Lossy: an element in one byte, with a scale for the keys and one for the values of each head in a part.
+"""Lossy: an element in one byte, with a scale for the keys and one for the values of each head in an engine block.
 
 Encoding of a run: a bitmap of the parts that are exact (little-endian, a byte for eight), the scales of the others
 (float32, little-endian, keys and values of a head side by side), their codes, then the bytes of the exact parts.
@@ -24,7 +24,7 @@ Codes = npt.NDArray[np.uint8]
 LEAST, MOST = np.float32(2.0**-100), np.float32(2.0**100)
 """A head's largest magnitude, if not zero; beyond them float32 scales lose their precision. KV is nowhere near."""
 
-_REDUCED = (1, 3, 5)  # of `[parts, outer, heads, middle, 2, inner]`: what one scale is for
+_REDUCED = (2, 4, 6)  # of `[parts, blocks, outer, heads, middle, 2, inner]`: what one scale is for
 
 
 class Code(Protocol):
@@ -94,8 +94,8 @@ class Fp8:
 class Sections(NamedTuple):
     """The encoding of a run, cut up."""
 
-    scales: npt.NDArray[np.float32]  # [lossy parts, 1, heads, 1, 2, 1]
-    codes: Codes  # [lossy parts, outer, heads, middle, 2, inner]
+    scales: npt.NDArray[np.float32]  # [lossy parts, blocks, 1, heads, 1, 2, 1]
+    codes: Codes  # [lossy parts, blocks, outer, heads, middle, 2, inner]
     exact: npt.NDArray[np.uint8]  # [exact parts, part_bytes]
 
 
@@ -118,7 +118,7 @@ class QuantisedCodec:
             return None
         bits = _elements(parts, shape)
         tops = peaks(bits, _REDUCED, shape.dtype)
-        lossy = ((tops == 0) | ((tops >= LEAST) & (tops <= MOST))).all(axis=(1, 2, 3, 4, 5))
+        lossy = ((tops == 0) | ((tops >= LEAST) & (tops <= MOST))).all(axis=(1, 2, 3, 4, 5, 6))
         if not lossy.any():
             return None
         size = _size(lossy, part_bytes, shape)
@@ -161,8 +161,8 @@ class QuantisedCodec:
 
 
 def _elements(run: memoryview, shape: PartShape) -> Array:
-    """The bits of a run's elements, `[parts, outer, heads, middle, 2, inner]`; a view."""
-    axes = (-1, shape.outer, shape.heads, shape.middle, 2, shape.inner)
+    """The bits of a run's elements, `[parts, blocks, outer, heads, middle, 2, inner]`; a view."""
+    axes = (-1, shape.blocks, shape.outer, shape.heads, shape.middle, 2, shape.inner)
     return np.frombuffer(run, bits_dtype(shape.dtype)).reshape(axes)
 
 
@@ -173,19 +173,19 @@ def _bitmap_bytes(parts: int) -> int:
 def _size(lossy: npt.NDArray[np.bool_], part_bytes: int, shape: PartShape) -> int:
     """Bytes of the encoding of a run."""
     count = int(lossy.sum())
-    coded = count * (shape.heads * 2 * 4 + part_bytes // shape.item_bytes)
+    coded = count * (shape.scales * 4 + part_bytes // shape.item_bytes)
     return _bitmap_bytes(len(lossy)) + coded + (len(lossy) - count) * part_bytes
 
 
 def _sections(body: memoryview, lossy: npt.NDArray[np.bool_], part_bytes: int, shape: PartShape) -> Sections:
     """What follows the bitmap; views."""
     count = int(lossy.sum())
-    coded = count * shape.heads * 2 * 4
+    coded = count * shape.scales * 4
     exact = coded + count * (part_bytes // shape.item_bytes)
     return Sections(
-        np.frombuffer(body[:coded], "<f4").reshape(count, 1, shape.heads, 1, 2, 1),
+        np.frombuffer(body[:coded], "<f4").reshape(count, shape.blocks, 1, shape.heads, 1, 2, 1),
         np.frombuffer(body[coded:exact], np.uint8).reshape(
-            count, shape.outer, shape.heads, shape.middle, 2, shape.inner
+            count, shape.blocks, shape.outer, shape.heads, shape.middle, 2, shape.inner
         ),
         np.frombuffer(body[exact:], np.uint8).reshape(-1, part_bytes),
     )
