@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from pdrelay.depot.memory_link import link
 from pdrelay.engine.emulated.backend import EmulatedBackend
 from pdrelay.engine.emulated.host_depot import HostDepot
 from pdrelay.engine.emulated.pages import write_parts
-from pdrelay.engine.emulated.steps import ScaledClock
+from pdrelay.engine.emulated.steps import Clock, ScaledClock
 from pdrelay.engine.emulated.tokens import reference_tokens
 from pdrelay.engine.memory import LocalEngine
 from pdrelay.engine.messages import Sampling
@@ -64,16 +65,18 @@ def deployment(**policy: Any) -> Deployment:
 class Whole:
     """Construct inside a running loop, by `running`."""
 
-    def __init__(self, *, scale: float, profile: Profile, policy: dict[str, Any]) -> None:
+    def __init__(
+        self, *, clocks: Mapping[str, Clock], held_line: bool, profile: Profile, policy: dict[str, Any]
+    ) -> None:
         self.registry = CollectorRegistry()
         self.depots = {name: MemoryDepot(name, 16 << 20) for name in ("host-a", "host-b")}
-        self.line = link(self.depots["host-a"], self.depots["host-b"])
-        self.backends = {name: self._backend(name, profile, scale) for name in HOSTS}
+        self.line = link(self.depots["host-a"], self.depots["host-b"], stepped=held_line)
+        self.backends = {name: self._backend(name, profile, clocks.get(name)) for name in HOSTS}
         self.engines = {name: LocalEngine(backend) for name, backend in self.backends.items()}
         depots = {name: depot.control() for name, depot in self.depots.items()}
         self.coordinator = Coordinator(deployment(**policy), self.engines, depots, registry=self.registry)
 
-    def _backend(self, name: str, profile: Profile, scale: float) -> EmulatedBackend:
+    def _backend(self, name: str, profile: Profile, clock: Clock | None) -> EmulatedBackend:
         depot = self.depots[HOSTS[name]]
 
         def connect():
@@ -81,7 +84,7 @@ class Whole:
 
         return EmulatedBackend(
             instance=name, model="m", max_model_len=MAX_MODEL_LEN, profile=profile, control=depot.control(),
-            depot=HostDepot(connect(), connect), publish_decode=name == "md-0", clock=ScaledClock(scale),
+            depot=HostDepot(connect(), connect), publish_decode=name == "md-0", clock=clock or ScaledClock(0),
         )  # fmt: skip
 
     async def aclose(self) -> None:
@@ -129,8 +132,12 @@ class Whole:
 
 
 @contextlib.asynccontextmanager
-async def running(*, scale: float = 0, profile: Profile = PROFILE, **policy: Any) -> AsyncIterator[Whole]:
-    whole = Whole(scale=scale, profile=profile, policy=policy)
+async def running(
+    *, clocks: Mapping[str, Clock] = MappingProxyType({}), held_line: bool = False, profile: Profile = PROFILE,
+    **policy: Any,
+) -> AsyncIterator[Whole]:  # fmt: skip
+    """`clocks` of instances instead of time that does not pass; on a held line nothing arrives."""
+    whole = Whole(clocks=clocks, held_line=held_line, profile=profile, policy=policy)
     try:
         yield whole
     finally:

@@ -11,12 +11,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from deployment import Deployment, free_port, running_file, wait_until
 
 from pdrelay.cli.local.layout import Demo, Settings, choose_places, deployment_text
+from pdrelay.cluster.config import GATEWAY
+from pdrelay.cluster.tls import client_context
 
+Json = dict[str, Any]
 STOCK_NAME = "smol"
 
 MARKERS = {7: "<think>", 8: "</think>", 9: "<tool_call>", 10: "</tool_call>"}
@@ -62,7 +66,8 @@ def stock(model: Path, log: Path, *, tools: str = "", reasoning: str = "") -> It
     env = os.environ | {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": "1",  # threads that wait for each other on a busy machine take forever
+        "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_OFFLINE": "1",
         "VLLM_PLUGINS": "",
     }
@@ -105,3 +110,13 @@ def trio(run_dir: Path, model: Path, *, tools: str = "", reasoning: str = "") ->
             yield up
     finally:
         shutil.rmtree(sockets)
+
+
+def running_requests(run_dir: Path, part: Json) -> int:
+    """Requests that a vLLM engine of the deployment runs or keeps waiting, by its own metrics."""
+    tls = client_context(str(run_dir.parent / "tls"), GATEWAY)
+    sni = {"sni_hostname": part["name"]}
+    text = httpx.get(f"https://{part['address']}/metrics", verify=tls, extensions=sni).text
+    rows = [row for row in text.splitlines() if row.startswith(("vllm:num_requests_running", "vllm:num_requests_wait"))]
+    assert rows
+    return sum(int(float(row.rpartition(" ")[2])) for row in rows)

@@ -171,7 +171,7 @@ def test_curl(trio):
         ({"model": "gpt-5"}, 404, "gpt-5"),
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, 400, "context"),
-        ({"n": 3}, 400, "n"),
+        ({"best_of": 3}, 400, "best_of"),
         ({"temprature": 1}, 400, "temprature"),
     ],
 )

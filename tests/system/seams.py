@@ -1,0 +1,124 @@
+"""Runs the rows of the semantics table with the handoff forced, and beside it on one server without any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from real import STOCK_NAME
+from semantics_rows import ROWS, Json, ask, differences
+from tokenizers import Tokenizer
+
+
+class Trial(NamedTuple):
+    """One request: where the seam is (None: P-MD), and how it is asked."""
+
+    seam: int | None
+    stream: bool
+    mode: str
+    key: str  # of the answer that one server gave
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one server says to a row."""
+
+    seams: list[int]
+    answers: dict[str, Json]
+    requests: dict[str, Json]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the deployment says to a trial."""
+
+    trial: Trial
+    answer: Json
+    reached: bool  # the handoff was where it was forced, or the answer had ended
+
+
+def spread(length: int, count: int) -> list[int]:
+    """At most `count` of the indices from 1 to `length - 1`, the first and the last among them."""
+    last = length - 1
+    if last <= count:
+        return list(range(1, last + 1))
+    return sorted({1 + (last - 1) * i // (count - 1) for i in range(count)})
+
+
+TOKENS = {5: 14, 20: 24}
+"""Output tokens of most rows, by the number of seams."""
+
+
+def expected(url: str, tokenizer: Tokenizer, count: int, name: str) -> Expected:
+    """Asks one server for all that the trials of a row will be compared with, at `count` seams."""
+    row = ROWS[name]
+
+    def both(key: str, request: Json) -> dict[str, Json]:
+        kinds = (False, True) if row.stream is None else (row.stream,)
+        salted = {stream: request | {"cache_salt": f"{key}-{stream}".replace(" ", "-")} for stream in kinds}
+        return {f"{key}/{stream}": ask(url, STOCK_NAME, row.path, salted[stream], stream=stream) for stream in kinds}
+
+    plain = row.request(TOKENS[count])
+    answers = both(name, plain)
+    first = next(iter(answers.values()))
+    assert "error" not in first, f"{name}: {first}"
+    ids: list[int] = first["choices"][0]["token_ids"]
+    length = len(ids) or first["usage"][1]
+    seams = [1] if row.first_only else spread(length, count)
+    requests = dict.fromkeys(map(str, seams), plain)
+    if row.for_seam is not None:
+        for seam in seams:
+            requests[str(seam)] = plain | row.for_seam(ids, seam, lambda part: tokenizer.decode(part))
+            answers |= both(f"{name}-{seam}", requests[str(seam)])
+    return Expected(seams, answers, requests)
+
+
+def trials(name: str, wanted: Expected, *, direct: bool) -> list[tuple[Trial, Json]]:
+    """The trials of a row and their requests: half streamed, half by each mode; if `direct` one without a relay."""
+    row, found = ROWS[name], []
+    for number, seam in enumerate(wanted.seams):
+        stream = bool(number % 2) if row.stream is None else row.stream
+        key = name if row.for_seam is None else f"{name}-{seam}"
+        mode = "catch_up" if number // 2 % 2 else "one_shot"
+        found.append((Trial(seam, stream, mode, f"{key}/{stream}"), wanted.requests[str(seam)]))
+    if direct:
+        last, request = found[-1]
+        found.append((last._replace(seam=None, mode=""), request))
+    return found
+
+
+def run(url: str, name: str, trial_and_request: tuple[Trial, Json]) -> Result:
+    """Puts one trial to the deployment."""
+    trial, request = trial_and_request
+    forced: dict[str, Any] = {"trace": True, "pipeline": "p_md"}
+    if trial.seam is not None:
+        forced |= {"pipeline": "p_rld_md", "handoff_at": trial.seam, "handoff_mode": trial.mode}
+    salt = f"{name}-{trial.seam}-{trial.stream}".replace(" ", "-")
+    body = request | {"pdrelay": forced, "cache_salt": salt}
+    answer = ask(url, STOCK_NAME, ROWS[name].path, body, stream=trial.stream)
+    return Result(trial, answer, _reached(trial, answer))
+
+
+def _reached(trial: Trial, answer: Json) -> bool:
+    traces = (answer.get("trace") or {}).get("choices") or [answer.get("trace") or {}]
+    if trial.seam is None:
+        return all(trace.get("relay_tokens") == 0 for trace in traces)
+    return all(
+        trace.get("handoff_index") == trial.seam or len(trace.get("token_ids", ())) <= trial.seam for trace in traces
+    )
+
+
+def wrong(wanted: Expected, result: Result) -> list[str]:
+    """Where an answer differs from that of one server."""
+    return differences(wanted.answers[result.trial.key], result.answer)
+
+
+def summary(name: str, wanted: Expected, results: list[Result]) -> Json:
+    """For the table in the docs."""
+    return {
+        "shows": ROWS[name].shows,
+        "seams": [result.trial.seam for result in results if result.trial.seam is not None],
+        "streamed": sum(result.trial.stream for result in results),
+        "catch_up": sum(result.trial.mode == "catch_up" for result in results),
+        "differ": sum(bool(wrong(wanted, result)) for result in results),
+    }
