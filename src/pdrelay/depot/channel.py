@@ -18,6 +18,7 @@ Buffer = bytes | bytearray | memoryview
 _GATHER = 64 << 10  # shorter pieces travel together
 _PIECES = 512  # of one system call; the kernel takes 1024
 _CIPHERTEXT = 256 << 10
+_WORTH_WAKING = 64 << 10
 
 
 class Writer(Protocol):
@@ -99,6 +100,7 @@ class TlsReader:
         """`tls` is past its handshake; `incoming` may hold what was read beyond it. `sock` blocks."""
         self.sock, self._tls, self._incoming = sock, tls, incoming
         self._ciphertext = memoryview(bytearray(_CIPHERTEXT))
+        self._least = 1
 
     def read_into(self, view: memoryview) -> None:
         """See Reader."""
@@ -107,8 +109,17 @@ class TlsReader:
             try:
                 at += _progress(tls.read(size - at, view[at:]))
             except ssl.SSLWantReadError:
-                got = _progress(self.sock.recv_into(self._ciphertext))
-                self._incoming.write(self._ciphertext[:got])
+                self._refill(size - at)
+
+    def _refill(self, missing: int) -> None:
+        """Takes ciphertext from the kernel; `missing` bytes of plaintext are to come for sure."""
+        # Woken for every packet of a slow line a thread would do little else than win the interpreter's lock.
+        least = _WORTH_WAKING if missing > 2 * _WORTH_WAKING else 1
+        if least != self._least:
+            self._least = least
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+        got = _progress(self.sock.recv_into(self._ciphertext))
+        self._incoming.write(self._ciphertext[:got])
 
 
 class PlainReader:

@@ -13,7 +13,7 @@ MIN_BATCH, MAX_BATCH = 16 << 10, 4 << 20
 BATCH_SECONDS = 0.02
 """A batch occupies its share of the line for about so long: what comes up meanwhile waits no longer."""
 
-QUEUE_SECONDS = 0.04
+QUEUE_SECONDS = 0.06
 RTT_GAIN = 1.25
 FIRST_BYTES = 256 << 10
 """Under way before anything was acknowledged; then twice what was, as in TCP's slow start."""
