@@ -19,7 +19,8 @@ from pdrelay.engine.client import WebSocketEngine
 from pdrelay.engine.memory import LocalEngine
 from pdrelay.engine.messages import (
     PATH,
-    SUBPROTOCOL,
+    SUBPROTOCOLS,
+    VERSIONS,
     Abort,
     Extend,
     Extended,
@@ -37,14 +38,15 @@ from pdrelay.engine.messages import (
 )
 from pdrelay.errors import EngineRejectedError, EngineUnavailableError
 from pdrelay.kv.contract import KVContract
+from pdrelay.versions import Versions
 
 
 class CountingBackend:
     """Emits the integers from the length of what it was given; misbehaves on request, by `cache_salt`."""
 
-    def __init__(self, *, instance: str = "engine", epoch: str = "1", version: int = 1) -> None:
+    def __init__(self, *, instance: str = "engine", epoch: str = "1", versions: Versions = VERSIONS) -> None:
         self.hello = Hello(
-            version=version, instance=instance, epoch=epoch, model="m", max_model_len=1000, max_num_seqs=64,
+            versions=versions, instance=instance, epoch=epoch, model="m", max_model_len=1000, max_num_seqs=64,
             contract=KVContract(model="m", revision="", page_tokens=32, block_tokens=32, groups=()),
         )  # fmt: skip
         self.live = 0
@@ -258,7 +260,7 @@ async def test_kill_and_revive_in_memory(eventually) -> None:
 @pytest.mark.parametrize(
     ("backend", "detail"),
     [
-        (CountingBackend(version=2), "speaks version 2 of the session protocol, we speak 1"),
+        (CountingBackend(versions=Versions(8, 9)), f"we speak {VERSIONS}, engine engine speaks versions 8 to 9"),
         (CountingBackend(instance="other"), "calls itself other"),  # the certificate is right, the configuration not
     ],
 )
@@ -290,7 +292,7 @@ async def test_tls_verifies_both_sides(serve, tls, tmp_path, eventually) -> None
 
 async def greet_and_hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """An engine that accepts and says Hello, and then answers nothing, no ping either."""
-    protocol = ServerProtocol(subprotocols=[SUBPROTOCOL])
+    protocol = ServerProtocol(subprotocols=list(SUBPROTOCOLS))
     protocol.receive_data(await reader.readuntil(b"\r\n\r\n"))
     (handshake,) = protocol.events_received()
     protocol.send_response(protocol.accept(handshake))
@@ -349,7 +351,16 @@ async def test_other_version_is_refused_with_a_reason(serve) -> None:
     async with serve(CountingBackend(), secure=False) as served, raw(served.address, "pdrelay.v9") as websocket:
         with pytest.raises(ConnectionClosed) as closed:
             await websocket.recv()
-        assert closed.value.rcvd.reason == f"this engine speaks {SUBPROTOCOL}"
+        reason = f"session protocol: we speak {VERSIONS}, the client speaks version 9; upgrade the older one"
+        assert closed.value.rcvd.reason == reason
+
+
+async def test_the_highest_version_of_both_is_spoken(serve) -> None:
+    later = f"pdrelay.v{VERSIONS.high + 1}"
+    async with serve(CountingBackend(), secure=False) as served, raw(served.address, later, *SUBPROTOCOLS) as websocket:
+        assert websocket.subprotocol == SUBPROTOCOLS[0]
+        (hello, *_) = decode_from_engine(await websocket.recv())
+        assert hello.versions == VERSIONS
 
 
 async def test_slow_reader_is_dropped_and_stalls_nobody(serve, eventually) -> None:
@@ -374,7 +385,8 @@ async def upgraded_socket(address: str) -> socket.socket:
     connection = socket.create_connection((host, int(port)))
     connection.sendall(
         f"GET {PATH} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+        f"Sec-WebSocket-Protocol: {SUBPROTOCOLS[0]}\r\n\r\n".encode()
     )
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_recv(connection, 1)
@@ -386,8 +398,8 @@ def client_frame(payload: bytes) -> bytes:
     return bytes([0x82, 0x80 | len(payload)]) + bytes(4) + payload
 
 
-def raw(address: str, subprotocol: str = SUBPROTOCOL):
-    return connect(f"ws://{address}{PATH}", subprotocols=[subprotocol], proxy=None, compression=None)
+def raw(address: str, *subprotocols: str):
+    return connect(f"ws://{address}{PATH}", subprotocols=subprotocols or SUBPROTOCOLS, proxy=None, compression=None)
 
 
 async def next_frame(websocket, wanted: Callable[[list], bool]) -> list:

@@ -9,7 +9,7 @@ from scripted import ScriptedEngine
 
 from pdrelay.cluster.config import Deployment
 from pdrelay.engine.base import EngineStatus
-from pdrelay.engine.messages import VERSION, Hello, Sampling
+from pdrelay.engine.messages import Hello, Sampling
 from pdrelay.errors import DepotUnavailableError, PlacementError
 from pdrelay.gateway.base import GenerationRequest
 from pdrelay.gateway.coordinator import Coordinator
@@ -27,7 +27,7 @@ DEPLOYMENT = msgspec.convert(
 )  # fmt: skip
 GROUP = KVGroup(layers=1, heads=1, head_size=1, dtype="int8", part_bytes=64, codec="c")
 CONTRACT = KVContract(model="m", revision="", page_tokens=16, block_tokens=16, groups=(GROUP,))
-HELLO = Hello(version=VERSION, instance="e", epoch="1", model="m", max_model_len=99, max_num_seqs=1, contract=CONTRACT)
+HELLO = Hello(instance="e", epoch="1", model="m", max_model_len=99, max_num_seqs=1, contract=CONTRACT)
 REQUEST = GenerationRequest("r", time.monotonic(), [1, 2, 3], Sampling(max_tokens=1))
 
 

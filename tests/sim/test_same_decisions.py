@@ -16,7 +16,7 @@ from pdrelay.cluster.config import Deployment
 from pdrelay.cluster.topology import Role
 from pdrelay.depot.base import LinkState, Stored
 from pdrelay.engine.base import EngineStatus
-from pdrelay.engine.messages import VERSION, Hello, Load, Sampling
+from pdrelay.engine.messages import Hello, Load, Sampling
 from pdrelay.errors import PlacementError
 from pdrelay.gateway.base import Extend, GenerationRequest, Tier
 from pdrelay.gateway.coordinator import Coordinator
@@ -148,7 +148,7 @@ class Gateway:
 class Engine:
     def __init__(self, view: Any) -> None:
         self.instance = view.name
-        hello = Hello(version=VERSION, instance=view.name, epoch="1", model="m", max_model_len=10**6,
+        hello = Hello(instance=view.name, epoch="1", model="m", max_model_len=10**6,
                       max_num_seqs=10, contract=CONTRACT)  # fmt: skip
         load = Load(running=view.running, waiting=view.waiting, kv_usage=view.kv_usage)
         self.status = EngineStatus(view.healthy, 0.0, view.detail, hello, load)

@@ -16,10 +16,8 @@ def hello_of(hub: Hub, codec: CodecName, transport: link.Transport) -> link.Link
 
 
 def check_hello(hub: Hub, hello: link.LinkHello, codec: CodecName, transport: link.Transport) -> None:
-    """Raises ProtocolError when the other depot speaks another version or belongs to another fleet, ContractError
-    when it has the link configured otherwise."""
-    if hello.version != link.VERSION:
-        raise ProtocolError(f"link protocol version {link.VERSION} here, {hello.version} there")
+    """Raises ProtocolError when the other depot belongs to another fleet, ContractError when it has the link
+    configured otherwise."""
     if hello.key_check != hub.key_check:
         raise ProtocolError(f"the fleet key of depot {hello.depot} differs from that of {hub.name}")
     if hello.codec != codec:

@@ -25,7 +25,7 @@ from pdrelay.depot.outbox import FlyingBatch
 from pdrelay.depot.schedule import SCHEDULES, Schedule
 from pdrelay.depot.sockets import CONNECT_SECONDS, dial_control, read_frame
 from pdrelay.depot.tcp_lanes import TcpLanes, TcpSettings
-from pdrelay.errors import PdrelayError, ProtocolError
+from pdrelay.errors import PdrelayError
 
 logger = logging.getLogger(__name__)
 
@@ -207,11 +207,7 @@ class DepotLink:
         hub = self._hub
         writer.write(wire.frame(hello_of(hub, self._encoder.name, self._lanes.transport)))
         async with asyncio.timeout(CONNECT_SECONDS):
-            answer = messages.decode(await read_frame(reader))
-        if isinstance(answer, wire.Failure):
-            raise wire.rebuild(answer)
-        if not isinstance(answer, messages.LinkHello):
-            raise ProtocolError(f"expected a hello, got {type(answer).__name__}")
+            answer = messages.decode_hello(await read_frame(reader))
         check_hello(hub, answer, self._encoder.name, self._lanes.transport)
         self._encoder.require_fit(answer.contracts)
         hub.peer_contracts(self._holder, answer.contracts)

@@ -14,8 +14,10 @@ from pdrelay.depot import wire
 from pdrelay.depot.base import Fidelity
 from pdrelay.errors import ProtocolError
 from pdrelay.kv.contract import KVContract
+from pdrelay.versions import Versions, agree
 
-VERSION = 1
+VERSIONS = Versions(2, 2)
+"""Of the link protocol."""
 
 Transport = Literal["tcp", "nixl"]
 """What carries payload: bulk connections, or writes of a NIXL agent straight into the receiver's arena."""
@@ -24,7 +26,7 @@ Transport = Literal["tcp", "nixl"]
 class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="link", array_like=True):
     """First frame on the control connection, from both sides."""
 
-    version: int = VERSION
+    versions: Versions = VERSIONS
     depot: str
     key_check: bytes  # proves the fleet key without telling it
     contracts: list[KVContract]  # of the engines on this host
@@ -155,7 +157,7 @@ LinkMessage = (
 class BulkHello(msgspec.Struct, frozen=True, kw_only=True, tag="bulk", array_like=True):
     """First and only frame of its kind on a bulk connection."""
 
-    version: int = VERSION
+    versions: Versions = VERSIONS
     depot: str
 
 
@@ -218,7 +220,8 @@ Note = Batch | Closed
 
 ClientHello = wire.Hello | LinkHello
 
-_first = msgspec.msgpack.Decoder(ClientHello)
+_hello = msgspec.msgpack.Decoder(LinkHello)
+_failure = msgspec.msgpack.Decoder(wire.Failure)
 _messages = msgspec.msgpack.Decoder(LinkMessage)
 _bulk_hello = msgspec.msgpack.Decoder(BulkHello)
 _batch = msgspec.msgpack.Decoder(Batch)
@@ -227,7 +230,17 @@ _note = msgspec.msgpack.Decoder(Note)
 
 def decode_first(body: bytes | memoryview) -> ClientHello:
     """The first frame on a control connection: a gateway's or a depot's. Raises ProtocolError."""
-    return wire.decoded(_first, body)
+    if wire.stated_tag(body) == "link":
+        return decode_hello(body)
+    return wire.decode_hello(body)
+
+
+def decode_hello(body: bytes | memoryview) -> LinkHello:
+    """A depot's first frame on a control connection. Raises ProtocolError, also what a `failure` instead of it says."""
+    if wire.stated_tag(body) == "failure":
+        raise wire.rebuild(wire.decoded(_failure, body))
+    agree("link protocol", VERSIONS, wire.stated_versions(body), "the other depot")
+    return wire.decoded(_hello, body)
 
 
 def decode(body: bytes | memoryview) -> LinkMessage:
@@ -237,6 +250,7 @@ def decode(body: bytes | memoryview) -> LinkMessage:
 
 def decode_bulk_hello(body: bytes | memoryview) -> BulkHello:
     """A bulk connection's first frame. Raises ProtocolError."""
+    agree("link protocol", VERSIONS, wire.stated_versions(body), "the other depot")
     return wire.decoded(_bulk_hello, body)
 
 

@@ -115,7 +115,7 @@ class TlsListener:
             require_name(hello.depot, connection.certificate)
             return LinkSession(self._hub, hello, connection.write, self._peers, connection.finish)
         session = open_session(self._hub, hello, arena_fd=None)
-        connection.write(wire.frame(wire.Welcome(self._hub.name, self._hub.fleet_key, self._hub.epoch)))
+        connection.write(wire.frame(wire.Welcome(wire.VERSIONS, self._hub.name, self._hub.fleet_key, self._hub.epoch)))
         return session
 
     # Bulk
@@ -126,8 +126,6 @@ class TlsListener:
         await handshake.complete()
         hello = link.decode_bulk_hello(await handshake.read_frame())
         require_name(hello.depot, handshake.tls.getpeercert())
-        if hello.version != link.VERSION:
-            raise ProtocolError(f"link protocol version {link.VERSION} here, {hello.version} there")
         session = self._peers.sessions.get(hello.depot)
         if session is None or session.direct:
             raise ProtocolError(f"depot {hello.depot} has no control connection for bulk connections")

@@ -63,7 +63,7 @@ class DepotServer:
     def _open(self, body: bytes, connection: FrameProtocol) -> Handler:
         hello = wire.decode_hello(body)
         session = open_session(self.hub, hello, self.arena.fd)
-        welcome = wire.frame(wire.Welcome(self.hub.name, self.hub.fleet_key, self.hub.epoch))
+        welcome = wire.frame(wire.Welcome(wire.VERSIONS, self.hub.name, self.hub.fleet_key, self.hub.epoch))
         if hello.kind == "engine":
             try:
                 connection.write_with_fd(welcome, self.arena.fd)

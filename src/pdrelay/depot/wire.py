@@ -23,19 +23,22 @@ from pdrelay.errors import (
     ProtocolError,
 )
 from pdrelay.kv.contract import KVContract
+from pdrelay.versions import Versions, agree
 
 T = TypeVar("T")
 
-VERSION = 1
+VERSIONS = Versions(2, 2)
+"""Of the RPC."""
+
 HEADER = struct.Struct("<I")
 MAX_FRAME = 64 << 20
 """Bytes; names of the longest prompts stay far below."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=True):
-    """The client's first frame."""
+    """The client's first frame. `versions` stays its first field in every version to come."""
 
-    version: int = VERSION
+    versions: Versions = VERSIONS
     kind: Literal["engine", "control"]
     name: str  # an engine's instance; free text of a gateway
     epoch: str  # of this client: the same after a reconnect, another after a restart
@@ -45,6 +48,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=T
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", array_like=True):
     """The depot's answer; on an engine's Unix socket the arena's descriptor rides along."""
 
+    versions: Versions
     depot: str
     fleet_key: bytes
     epoch: str  # of the depot's process
@@ -199,7 +203,8 @@ _encoder = msgspec.msgpack.Encoder()
 _to_depot = msgspec.msgpack.Decoder(ToDepot)
 _from_depot = msgspec.msgpack.Decoder(FromDepot)
 _hello = msgspec.msgpack.Decoder(Hello)
-_welcome = msgspec.msgpack.Decoder(Welcome | Failure)
+_welcome = msgspec.msgpack.Decoder(Welcome)
+_failure = msgspec.msgpack.Decoder(Failure)
 
 
 def frame(message: msgspec.Struct) -> bytes:
@@ -224,16 +229,41 @@ def decode_from_depot(body: bytes | memoryview) -> FromDepot:
 
 
 def decode_hello(body: bytes | memoryview) -> Hello:
-    """A client's first frame. Raises ProtocolError."""
+    """A client's first frame. Raises ProtocolError, with both ranges when it speaks no version that we do."""
+    agree("depot RPC", VERSIONS, stated_versions(body), "the client")
     return decoded(_hello, body)
 
 
 def decode_welcome(body: bytes | memoryview) -> Welcome:
     """A depot's first frame. Raises what the depot refused the connection with, or ProtocolError."""
-    answer = decoded(_welcome, body)
-    if isinstance(answer, Failure):
-        raise rebuild(answer)
-    return answer
+    if stated_tag(body) == "failure":
+        raise rebuild(decoded(_failure, body))
+    agree("depot RPC", VERSIONS, stated_versions(body), "the depot")
+    return decoded(_welcome, body)
+
+
+def stated_tag(body: bytes | memoryview) -> object:
+    """The tag of a message, whatever follows it; None when there is none."""
+    return _fields(body)[0]
+
+
+def stated_versions(body: bytes | memoryview) -> Versions:
+    """What the sender of a hello speaks, whatever else its version has in one. Raises ProtocolError."""
+    stated = _fields(body)[1]
+    if isinstance(stated, int):  # before there was negotiation
+        return Versions(stated, stated)
+    if isinstance(stated, list) and len(stated) == 2 and all(isinstance(number, int) for number in stated):
+        return Versions(*stated)
+    raise ProtocolError("unreadable message: a hello states the versions that its sender speaks")
+
+
+def _fields(body: bytes | memoryview) -> list[object]:
+    """The first two fields of a message, None for what it does not have."""
+    try:
+        found = msgspec.msgpack.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"unreadable message: {error}") from error
+    return [*found, None, None][:2] if isinstance(found, list) else [None, None]
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview) -> T:
@@ -289,9 +319,12 @@ def failure(call: int, error: PdrelayError) -> bytes:
 
 
 def rebuild(failed: Failure) -> PdrelayError:
-    """The exception that the depot raised."""
-    if failed.error == "ArenaFullError":
-        return ArenaFullError(*failed.args)
-    if failed.error == "ContractError":
-        return ContractError(*failed.args)
-    return _ERRORS.get(failed.error, DepotError)(*failed.args)
+    """The exception that the depot raised; a ProtocolError when it cannot be made from what came."""
+    try:
+        if failed.error == "ArenaFullError":
+            return ArenaFullError(*failed.args)
+        if failed.error == "ContractError":
+            return ContractError(*failed.args)
+        return _ERRORS.get(failed.error, DepotError)(*failed.args)
+    except TypeError:
+        return ProtocolError(f"unreadable failure: {failed.error} with {len(failed.args)} arguments")

@@ -19,8 +19,8 @@ from pdrelay.engine.base import EngineStatus
 from pdrelay.engine.handle import SessionHandle
 from pdrelay.engine.messages import (
     PATH,
-    SUBPROTOCOL,
-    VERSION,
+    SUBPROTOCOLS,
+    VERSIONS,
     FromEngine,
     Hello,
     Load,
@@ -29,7 +29,8 @@ from pdrelay.engine.messages import (
     decode_from_engine,
     encode,
 )
-from pdrelay.errors import EngineUnavailableError
+from pdrelay.errors import EngineUnavailableError, ProtocolError
+from pdrelay.versions import agree
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class WebSocketEngine:
         """One connection, from its attempt to its end, which is always an exception."""
         async with connect(
             self._url,
-            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            subprotocols=[Subprotocol(name) for name in SUBPROTOCOLS],
             compression=None,
             proxy=None,  # the environment's web proxy is not meant for engines
             open_timeout=5,
@@ -165,8 +166,7 @@ class WebSocketEngine:
                     session.deliver(message)
 
     def _greet(self, hello: Hello) -> None:
-        if hello.version != VERSION:
-            raise _WrongEngineError(f"speaks version {hello.version} of the session protocol, we speak {VERSION}")
+        agree("session protocol", VERSIONS, hello.versions, f"engine {hello.instance}")
         if hello.instance != self._instance:
             raise _WrongEngineError(f"the engine at {self._url} calls itself {hello.instance}")
         before = self._status.hello
@@ -201,7 +201,7 @@ def _explain(error: Exception, ping_timeout: float) -> str:
             return _explain_close(error, ping_timeout)
         case msgspec.DecodeError():
             return f"sent a malformed frame: {error}"
-        case InvalidHandshake() | _WrongEngineError():
+        case InvalidHandshake() | _WrongEngineError() | ProtocolError():
             return str(error)
         case _:
             _log.error("engine connection failed", exc_info=error)

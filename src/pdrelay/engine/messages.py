@@ -12,16 +12,35 @@ of the connection, ends a session at any time and frees all it holds. `Failed` e
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from pdrelay.engine.logprobs import Logprobs
+from pdrelay.errors import ProtocolError
 from pdrelay.kv.contract import KVContract
+from pdrelay.versions import Versions, agree
 
 PATH = "/inference/pdrelay/sessions"
-VERSION = 1
-SUBPROTOCOL = f"pdrelay.v{VERSION}"  # the WebSocket subprotocol: a client of another version is told so at once
+VERSIONS = Versions(2, 2)
+"""Of the session protocol. A WebSocket subprotocol stands for each: the client offers all it speaks."""
+
+_SUBPROTOCOL = re.compile(r"pdrelay\.v(\d{1,6})")
+SUBPROTOCOLS = tuple(f"pdrelay.v{number}" for number in range(VERSIONS.high, VERSIONS.low - 1, -1))
+
+
+def choose_subprotocol(offered: Sequence[str]) -> str:
+    """The subprotocol of the highest version that we and a client with these subprotocols speak.
+
+    Raises ProtocolError with both ranges.
+    """
+    matches = [match for match in map(_SUBPROTOCOL.fullmatch, offered) if match]
+    numbers = [int(match[1]) for match in matches]
+    if not numbers:
+        raise ProtocolError(f"session protocol: we speak {VERSIONS}, the client offers no version at all")
+    return f"pdrelay.v{agree('session protocol', VERSIONS, Versions(min(numbers), max(numbers)), 'the client')}"
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -125,7 +144,7 @@ class Parsers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """The engine's first message on a connection."""
 
-    version: int
+    versions: Versions = VERSIONS
     instance: str
     epoch: str  # new at every start of the engine
     model: str

@@ -17,8 +17,9 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pdrelay.engine.base import EngineBackend
-from pdrelay.engine.messages import PATH, SUBPROTOCOL, FromEngine, Load, decode_to_engine, encode
+from pdrelay.engine.messages import PATH, FromEngine, Load, choose_subprotocol, decode_to_engine, encode
 from pdrelay.engine.sessions import SessionTable
+from pdrelay.errors import ProtocolError
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ LOAD_INTERVAL: Final = 1.0
 MAX_UNSENT: Final = 65_536
 """Messages that may wait for a slow reader before its connection is ended."""
 
+_REASON_BYTES = 120  # a close frame has room for 123
 _PROTOCOL_VIOLATION, _INTERNAL_ERROR, _SLOW_READER = 1002, 1011, 1013  # WebSocket close codes
 
 
@@ -43,12 +45,21 @@ class SessionServer:
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serves one connection to its end. Raises nothing for what the peer does."""
-        offered = websocket.scope.get("subprotocols", [])
-        await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-        if offered and SUBPROTOCOL not in offered:
-            await websocket.close(_PROTOCOL_VIOLATION, f"this engine speaks {SUBPROTOCOL}")
+        if not await accept(websocket):
             return
         await _Connection(websocket, self._backend, self._load_interval, self._max_unsent).run()
+
+
+async def accept(websocket: WebSocket) -> bool:
+    """Accepts a connection with the highest version that both sides speak; without one, closes it with the reason."""
+    try:
+        chosen = choose_subprotocol(websocket.scope.get("subprotocols", []))
+    except ProtocolError as error:
+        await websocket.accept()
+        await websocket.close(_PROTOCOL_VIOLATION, str(error)[:_REASON_BYTES])
+        return False
+    await websocket.accept(chosen)
+    return True
 
 
 class _CloseError(Exception):
@@ -102,8 +113,7 @@ class _Connection:
             try:
                 messages = decode_to_engine(frame)
             except msgspec.DecodeError as error:
-                # A close reason has room for 123 bytes.
-                raise _CloseError(_PROTOCOL_VIOLATION, f"malformed frame: {error}"[:100]) from error
+                raise _CloseError(_PROTOCOL_VIOLATION, f"malformed frame: {error}"[:_REASON_BYTES]) from error
             for message in messages:
                 self._sessions.take(message)
 

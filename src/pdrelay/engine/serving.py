@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.typing import Subprotocol
 
 from pdrelay.engine.logprobs import Logprobs
-from pdrelay.engine.messages import SUBPROTOCOL, Prefilled, Sampling
+from pdrelay.engine.messages import SUBPROTOCOLS, Prefilled, Sampling
 from pdrelay.errors import EngineUnavailableError
 
 SERVING_PATH = "/inference/pdrelay/serving"
@@ -141,7 +141,7 @@ async def connect_serving(
     try:
         websocket = await connect(
             url,
-            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            subprotocols=[Subprotocol(name) for name in SUBPROTOCOLS],
             compression=None,
             proxy=None,  # the environment's web proxy is not meant for engines
             open_timeout=5,

@@ -20,7 +20,7 @@ from pdrelay.engine.emulated.sequence import EngineParts, Running
 from pdrelay.engine.emulated.steps import Clock, ScaledClock, StepLoop
 from pdrelay.engine.emulated.tokens import Stop, prompt_rows
 from pdrelay.engine.logprobs import Logprobs, pack
-from pdrelay.engine.messages import VERSION, Extend, Extended, Finished, Hello, Load, Open, Opened, Prefilled, Tokens
+from pdrelay.engine.messages import Extend, Extended, Finished, Hello, Load, Open, Opened, Prefilled, Tokens
 from pdrelay.errors import ArenaFullError, DepotUnavailableError
 from pdrelay.perf.profile import Profile
 
@@ -53,7 +53,6 @@ class EmulatedBackend:
         self._owners = count(1)
         self._publishing: set[asyncio.Task[None]] = set()
         self.hello = Hello(
-            version=VERSION,
             instance=instance,
             epoch=uuid4().hex,
             model=model,

@@ -16,7 +16,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from pdrelay.depot.control_client import control_over_unix
-from pdrelay.engine.messages import PATH, VERSION, Hello, Parsers
+from pdrelay.engine.messages import PATH, Hello, Parsers
 from pdrelay.engine.server import SessionServer
 from pdrelay.engine.serving import SERVING_PATH
 from pdrelay.engine.vllm import settings
@@ -79,7 +79,6 @@ async def backend_of(engine_client: EngineClient, parsers: Parsers | None = None
         engine_client,
         control_over_unix(own.depot_socket, f"engine {own.instance}"),
         Hello(
-            version=VERSION,
             instance=own.instance,
             epoch=uuid4().hex,
             model=_served_name(config),

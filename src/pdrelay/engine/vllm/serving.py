@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from pdrelay.engine.messages import SUBPROTOCOL
+from pdrelay.engine.server import accept
 from pdrelay.engine.serving import Ask, FromServing, Reply, decode_to_serving, encode
 from pdrelay.engine.vllm.pipeline import Pipeline, PipelineClient
 
@@ -32,8 +32,8 @@ class ServingLayer:
 
     async def serve(self, websocket: WebSocket) -> None:
         """Serves one connection, which is one request, to its end."""
-        await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in websocket.scope.get("subprotocols", []) else None)
-        await _Exchange(websocket, self._engine, self._chat).run()
+        if await accept(websocket):
+            await _Exchange(websocket, self._engine, self._chat).run()
 
 
 class _Exchange:
