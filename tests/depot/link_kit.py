@@ -38,6 +38,8 @@ class Line:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.passed = 0
+        self.seen: set[bytes] = set()  # of `watched_for`
+        self.watched_for: tuple[bytes, ...] = ()
         self.cut_after: int | None = None  # bytes
         self.silent = False  # swallows everything
         self.flip_after: int | None = None  # bytes
@@ -59,6 +61,7 @@ class Line:
         with suppress(OSError):
             while data := await reader.read(1 << 16):
                 self.passed += len(data)
+                self.seen.update(wanted for wanted in self.watched_for if wanted in data)
                 if self.cut_after is not None and self.passed > self.cut_after:
                     self.cut_after = None
                     self.cut()
@@ -86,16 +89,17 @@ class Site:
     """A depot with all its listeners, in this process."""
 
     def __init__(
-        self, name: str, stack: AsyncExitStack, tmp_path: Path, tls: Path, pages: int, writers: Sequence[str] = ()
-    ) -> None:
-        """`writers` are the depots that write here by NIXL."""
+        self, name: str, stack: AsyncExitStack, tmp_path: Path, tls: Path, pages: int, writers: Sequence[str] = (),
+        clear: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`writers` are the depots that write here by NIXL, `clear` those that send KV without TLS."""
         self.name, self.socket, self.tls, self._stack = name, tmp_path / f"{name}.sock", tls, stack
         self.arena = Arena(pages * SHAPE.page_bytes)
         self.hub = Hub(name, self.arena.view, KEY, time.monotonic, epoch_base=time.time_ns() >> 10)
         self._server = DepotServer(self.hub, self.arena)
         self.agents: list[AgentProcess] = []
         agents = dict.fromkeys(writers, self.agent)
-        self.listener = TlsListener(self.hub, "127.0.0.1:0", server_context(tls, name), agents)
+        self.listener = TlsListener(self.hub, "127.0.0.1:0", server_context(tls, name), agents, clear)
 
     def agent(self, listener: AgentListener) -> Agent:
         self.agents.append(AgentProcess(self.name, NIXL, self.arena.fd, listener))
@@ -143,8 +147,8 @@ class World:
     def __init__(self, stack: AsyncExitStack, tmp_path: Path, tls: Path) -> None:
         self.stack, self.tmp_path, self.tls = stack, tmp_path, tls
 
-    async def site(self, name: str, pages: int = 64, writers: Sequence[str] = ()) -> Site:
-        site = Site(name, self.stack, self.tmp_path, self.tls, pages, writers)
+    async def site(self, name: str, pages: int = 64, writers: Sequence[str] = (), clear: Sequence[str] = ()) -> Site:
+        site = Site(name, self.stack, self.tmp_path, self.tls, pages, writers, clear)
         await site.start()
         return site
 

@@ -240,7 +240,7 @@ async def test_a_gateway_reconnects_and_hears_everything_anew(depot: RunningDepo
         assert await anext(events) == Stored("here", names(1))
         waiting = asyncio.create_task(control.wait(names(5)))
         await until(lambda: len(depot.hub.waiters) == 1)
-        for connection in list(depot.server.connections):
+        for connection in list(depot.server.connections.open):
             connection.close()
         with pytest.raises(DepotUnavailableError):
             await waiting
@@ -259,7 +259,7 @@ async def test_what_a_gateway_ended_while_it_was_cut_off_ends_when_it_is_back(de
     await control.ready(5)
     for xfer in ("ended", "demoted", "lives"):
         await control.transfer(Transfer(xfer=xfer, names=names(1)))
-    for connection in list(depot.server.connections):
+    for connection in list(depot.server.connections.open):
         connection.close()
     await until(lambda: bool(control.trouble))
     for call in (control.end("ended"), control.demote("demoted")):
@@ -274,7 +274,7 @@ async def test_a_depot_that_falls_silent_is_taken_for_dead(monkeypatch: pytest.M
     monkeypatch.setattr("pdrelay.depot.keepalive.PING_SECONDS", 0.05)
 
     async def welcome_and_no_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(wire.frame(wire.Welcome("stuck", b"k" * 32, "e")))
+        writer.write(wire.frame(wire.Welcome(wire.VERSIONS, "stuck", b"k" * 32, "e")))
         await reader.read()
         writer.close()
 

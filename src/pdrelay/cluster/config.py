@@ -175,6 +175,8 @@ def _unused(key: str, link: Link) -> Iterable[Problem]:
             yield f"{key}.{field}", value, f"nothing with transport = {link.transport!r}"
     if link.transport == "nixl" and link.codec != "none":
         yield f"{key}.codec", repr(link.codec), "'none' with transport = 'nixl', which writes pages as they are"
+    if link.transport == "nixl" and link.encryption != "tls":
+        yield f"{key}.encryption", repr(link.encryption), "'tls' with transport = 'nixl', which never encrypts payload"
 
 
 def _duplicates(table: str, names: list[str]) -> Iterable[Problem]:

@@ -15,6 +15,7 @@ import msgspec
 from pdrelay.cluster.units import parse_rate
 
 CodecName = Literal["none", "zstd", "fp8", "int8"]
+Encryption = Literal["tls", "control"]
 AUTO = "auto"
 FIRST_RATE = 12.5e6
 """Bytes per second that a line is taken for before anything is known of it."""
@@ -98,7 +99,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `listen` address; control connections carry token ids, offers and answers ahead of the bulk connections' KV.
     `rate` is the pace at most, and what is planned with before anything was measured; "auto" sets no pace. `schedule`
     says whose turn it is (docs/transport.md); `connections_per_transfer` bounds a transfer's share of the connections,
-    0 for all. `congestion` is one of the kernel's TCP congestion controls, empty for its default.
+    0 for all. `congestion` is one of the kernel's TCP congestion controls, empty for its default. `encryption =
+    "control"` sends KV in clear, for lines that are encrypted below: who is let in is still decided over TLS.
     `codec` spends cores to save line; `fp8` and `int8` change the KV.
     `transport = "nixl"` writes KV straight into the far arena instead, inside a datacenter (docs/fast-path.md);
     `connections` then says how many batches are written at once.
@@ -112,6 +114,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     connections_per_transfer: int = 0
     schedule: ScheduleName = "srpt"
     congestion: str = ""
+    encryption: Encryption = "tls"
     codec: CodecName = "none"
     control: dict[str, str] = {}
     bulk: dict[str, str] = {}

@@ -1,17 +1,89 @@
-"""TLS with a new bulk connection, on the event loop: a stranger never gets a thread."""
+"""How connections come in: bounded in number and time, and all on the event loop, so that a stranger gets no thread.
+
+A connection that has not proved who it is costs a socket, a task and a place among `MAX_PENDING`. When all places are
+taken the longest waiting one goes: whoever belongs here is through within a few round trips.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 
 from pdrelay.depot import wire
 from pdrelay.errors import ProtocolError
 
+logger = logging.getLogger(__name__)
+
+MAX_PENDING = 256
+ADMIT_SECONDS = 10.0
+"""From the first byte to the hello."""
+
+ACCEPT_PAUSE = 0.1  # seconds after a failure
+LOG_SECONDS = 10.0
+"""Refusals are logged so often at most."""
+
 _READ = 16 << 10
 MAX_HELLO = 4 << 10
 """Bytes of a bulk connection's hello."""
+
+
+class Admissions:
+    """Accepts connections from a listening socket; `admit` takes each, or raises OSError or ProtocolError."""
+
+    def __init__(self, listening: socket.socket, admit: Callable[[socket.socket], Awaitable[None]]) -> None:
+        self._listening, self._admit_one = listening, admit
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[asyncio.Task[None], None] = {}  # the longest waiting first
+        self.refused = 0
+        self._logged_at, self._logged = -LOG_SECONDS, 0
+        self._task = asyncio.create_task(self._accept())
+
+    @property
+    def pending(self) -> int:
+        """Connections that are neither in nor refused yet."""
+        return len(self._pending)
+
+    async def aclose(self) -> None:
+        """Accepts no more and drops those that are pending."""
+        tasks = [self._task, *self._pending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listening.close()
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = await self._loop.sock_accept(self._listening)
+            except OSError as error:  # be it that no more files may be opened just now
+                logger.warning("cannot accept a connection: %s", error)
+                await asyncio.sleep(ACCEPT_PAUSE)
+                continue
+            if len(self._pending) >= MAX_PENDING:
+                next(iter(self._pending)).cancel()
+            task = asyncio.create_task(self._admit(sock))
+            self._pending[task] = None
+            task.add_done_callback(self._pending.pop)
+
+    async def _admit(self, sock: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(ADMIT_SECONDS):
+                await self._admit_one(sock)
+        except (OSError, TimeoutError, ProtocolError) as error:
+            self._refuse(sock, str(error) or type(error).__name__)
+        except asyncio.CancelledError:
+            self._refuse(sock, "too many at once")
+            raise
+
+    def _refuse(self, sock: socket.socket, reason: str) -> None:
+        sock.close()
+        self.refused += 1
+        if self._loop.time() - self._logged_at >= LOG_SECONDS:
+            logger.warning("%d connections refused, the last one: %s", self.refused - self._logged, reason)
+            self._logged_at, self._logged = self._loop.time(), self.refused
 
 
 class BulkHandshake:
@@ -34,14 +106,8 @@ class BulkHandshake:
                 await self._flush()
                 return
 
-    async def read_frame(self) -> bytes:
-        """The body of the first frame. Raises OSError, ProtocolError."""
-        length = wire.body_length(await self._read(wire.HEADER.size))
-        if length > MAX_HELLO:
-            raise ProtocolError(f"a hello of {length} bytes, at most {MAX_HELLO} are allowed")
-        return await self._read(length)
-
-    async def _read(self, size: int) -> bytes:
+    async def read(self, size: int) -> bytes:
+        """Exactly so many bytes of plaintext. Raises OSError."""
         data = b""
         while len(data) < size:
             try:
@@ -63,3 +129,22 @@ class BulkHandshake:
     async def _flush(self) -> None:
         if self._outgoing.pending:
             await self._loop.sock_sendall(self._sock, self._outgoing.read())
+
+
+async def read_clear(sock: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes of a non-blocking socket. Raises OSError."""
+    data, loop = b"", asyncio.get_running_loop()
+    while len(data) < size:
+        piece = await loop.sock_recv(sock, size - len(data))
+        if not piece:
+            raise ConnectionError("the other side closed the connection")
+        data += piece
+    return data
+
+
+async def read_hello(read: Callable[[int], Awaitable[bytes]]) -> bytes:
+    """The body of a bulk connection's first frame. Raises OSError, ProtocolError."""
+    length = wire.body_length(await read(wire.HEADER.size))
+    if length > MAX_HELLO:
+        raise ProtocolError(f"a hello of {length} bytes, at most {MAX_HELLO} are allowed")
+    return await read(length)

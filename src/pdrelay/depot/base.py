@@ -169,6 +169,15 @@ class Delivered(msgspec.Struct, frozen=True, tag="delivered"):
     xfer: str
 
 
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """How far a transfer is that is under way, about twice a second while that changes."""
+
+    xfer: str
+    done: int  # bytes that the far side has
+    total: int  # ... of all names; 0 while the depot does not know their size
+    seconds: float  # until the rest is there, as the line and its queue are now; produced pages only wait for the line
+
+
 class Stalled(msgspec.Struct, frozen=True, tag="stalled"):
     """Wanted pages lost their writer and nobody produces them now; another prefill would."""
 
@@ -200,6 +209,9 @@ class LinkEstimate(msgspec.Struct, frozen=True, kw_only=True, tag="estimate"):
     queued_background: int = 0  # ... and of those that nobody waits for
     lanes: int = 0  # connections
     busy: float = 0.0  # share of them that had something under way of late, 0 to 1
+    far_room: int = 0  # bytes that new pages may take in the far arena
+    far_waiting: int = 0  # transfers that wait for room there
+    far_corrupt: int = 0  # parts that arrived corrupt there, since its start
 
 
 class Stored(msgspec.Struct, frozen=True, tag="stored"):
@@ -222,7 +234,7 @@ class Forgotten(msgspec.Struct, frozen=True, tag="forgotten"):
     holder: str
 
 
-DepotEvent = Offered | Delivered | Stalled | LinkState | LinkEstimate | Stored | Removed | Forgotten
+DepotEvent = Offered | Delivered | Progress | Stalled | LinkState | LinkEstimate | Stored | Removed | Forgotten
 
 
 class TransferStats(msgspec.Struct, frozen=True, kw_only=True):

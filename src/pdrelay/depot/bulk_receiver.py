@@ -11,6 +11,7 @@ from pdrelay.depot import channel
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.channel import Reader
 from pdrelay.depot.inbox import Inbox, Landed
+from pdrelay.depot.payload import discard
 from pdrelay.depot.sockets import shut
 from pdrelay.errors import ProtocolError
 
@@ -50,12 +51,13 @@ class BulkReceiver:
             self._tell.post(self._tell.on_end, self)
 
     def _receive_batch(self) -> None:
-        batch = link.decode_batch(channel.read_frame(self._reader))
+        batch = link.decode_batch(self._reader.read_frame())
         landed: list[Landed] = []
         whole: int | None = None
         try:
             for run in batch.runs:
                 self._inbox.receive(self._sender, run, self._reader.read_into, landed)
+            discard(batch.padding, self._reader.read_into)
             whole = batch.batch
         finally:
             self._tell.post(self._tell.on_batch, self, whole, landed)

@@ -116,7 +116,7 @@ class BulkSender:
             # `stop` may have looked at the fields before they were set.
             while not self._stopping.is_set() and (batch := batches.get()) is not None:
                 header, payloads = encoded(batch, self._arena, self._encoder)
-                writer.send([wire.frame(header), *payloads])
+                writer.send(wire.frame(header), payloads)
                 self._tell.post(self._tell.on_written, self, batch)
         finally:
             self.sock = None

@@ -9,9 +9,12 @@ import socket
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
+from hashlib import blake2b
+from hmac import compare_digest
 from typing import Protocol
 
 from pdrelay.depot import wire
+from pdrelay.errors import ProtocolError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -29,8 +32,8 @@ class Writer(Protocol):
         """The connection."""
         ...
 
-    def send(self, pieces: Sequence[Buffer]) -> None:
-        """Sends all pieces, one after the other. Raises OSError."""
+    def send(self, frame: bytes, pieces: Sequence[Buffer]) -> None:
+        """Sends a frame and then all pieces, one after the other. Raises OSError."""
         ...
 
 
@@ -40,6 +43,10 @@ class Reader(Protocol):
     @property
     def sock(self) -> socket.socket:
         """The connection."""
+        ...
+
+    def read_frame(self) -> bytes:
+        """The body of the next frame. Raises OSError, ProtocolError."""
         ...
 
     def read_into(self, view: memoryview) -> None:
@@ -53,9 +60,9 @@ class TlsWriter:
     def __init__(self, sock: ssl.SSLSocket) -> None:
         self.sock: ssl.SSLSocket = sock
 
-    def send(self, pieces: Sequence[Buffer]) -> None:
+    def send(self, frame: bytes, pieces: Sequence[Buffer]) -> None:
         """See Writer."""
-        gathered = bytearray()
+        gathered = bytearray(frame)
         for piece in pieces:
             if len(piece) < _GATHER:
                 gathered += piece
@@ -70,25 +77,6 @@ class TlsWriter:
             self.sock.sendall(gathered)
 
 
-class PlainWriter:
-    """Writer in clear."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-
-    def send(self, pieces: Sequence[Buffer]) -> None:
-        """See Writer."""
-        rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-        at = 0
-        while at < len(rest):
-            sent = self.sock.sendmsg(rest[at : at + _PIECES])
-            while at < len(rest) and sent >= len(rest[at]):
-                sent -= len(rest[at])
-                at += 1
-            if sent:
-                rest[at] = rest[at][sent:]
-
-
 class TlsReader:
     """Reader over TLS.
 
@@ -101,6 +89,10 @@ class TlsReader:
         self.sock, self._tls, self._incoming = sock, tls, incoming
         self._ciphertext = memoryview(bytearray(_CIPHERTEXT))
         self._least = 1
+
+    def read_frame(self) -> bytes:
+        """See Reader."""
+        return _read_frame(self)
 
     def read_into(self, view: memoryview) -> None:
         """See Reader."""
@@ -122,11 +114,55 @@ class TlsReader:
         self._incoming.write(self._ciphertext[:got])
 
 
+SECRET_BYTES, _TAG_BYTES = 32, 16
+
+
+class _Seal:
+    """Proves that frames come, each once and in order, from who knows the connection's secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret, self._frames = secret, 0
+
+    def tag(self, body: bytes) -> bytes:
+        """Of the next frame."""
+        self._frames += 1
+        number = self._frames.to_bytes(8, "little")
+        return blake2b(number + body, key=self._secret, digest_size=_TAG_BYTES, person=b"pdrelay.frame").digest()
+
+
+class PlainWriter:
+    """Writer in clear. A tag follows each frame; payload is covered by the checksums in it."""
+
+    def __init__(self, sock: socket.socket, secret: bytes) -> None:
+        self.sock, self._seal = sock, _Seal(secret)
+
+    def send(self, frame: bytes, pieces: Sequence[Buffer]) -> None:
+        """See Writer."""
+        tag = self._seal.tag(frame[wire.HEADER.size :])
+        rest = [memoryview(piece) for piece in (frame, tag, *pieces) if len(piece)]
+        at = 0
+        while at < len(rest):
+            sent = self.sock.sendmsg(rest[at : at + _PIECES])
+            while at < len(rest) and sent >= len(rest[at]):
+                sent -= len(rest[at])
+                at += 1
+            if sent:
+                rest[at] = rest[at][sent:]
+
+
 class PlainReader:
     """Reader in clear. `sock` blocks."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+    def __init__(self, sock: socket.socket, secret: bytes) -> None:
+        self.sock, self._seal = sock, _Seal(secret)
+
+    def read_frame(self) -> bytes:
+        """See Reader. Raises ProtocolError for one that does not come from who knows the secret."""
+        body, tag = _read_frame(self), bytearray(_TAG_BYTES)
+        self.read_into(memoryview(tag))
+        if not compare_digest(tag, self._seal.tag(body)):
+            raise ProtocolError("a frame in clear whose tag is wrong")
+        return body
 
     def read_into(self, view: memoryview) -> None:
         """See Reader."""
@@ -142,8 +178,7 @@ def _progress(got: int | bytes) -> int:
     return got
 
 
-def read_frame(reader: Reader) -> bytes:
-    """The body of the next frame. Raises OSError, ProtocolError."""
+def _read_frame(reader: Reader) -> bytes:
     header = bytearray(wire.HEADER.size)
     reader.read_into(memoryview(header))
     body = bytearray(wire.body_length(header))

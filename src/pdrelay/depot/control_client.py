@@ -15,6 +15,7 @@ import msgspec
 
 from pdrelay.depot import wire
 from pdrelay.depot.base import DepotEvent, DepotStats, Forgotten, Removed, Stored, Transfer, TransferStats
+from pdrelay.depot.connection import MAX_UNSENT
 from pdrelay.depot.keepalive import KeepAlive
 from pdrelay.depot.sockets import Streams, dial_control, read_frame
 from pdrelay.errors import DepotUnavailableError, PdrelayError
@@ -32,12 +33,22 @@ _transfer_stats = msgspec.msgpack.Decoder(TransferStats)
 _depot_stats = msgspec.msgpack.Decoder(DepotStats)
 
 
+MAX_EVENTS = 100_000
+"""Events that may wait for a reader. One that falls further behind starts anew from the present holdings."""
+
+
 class EventStream:
     """One reader of `events()`, and the holders that it has been told of."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number  # of its subscription
         self.queue: asyncio.Queue[DepotEvent] = asyncio.Queue()
         self._holders: dict[str, None] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether the reader is too far behind."""
+        return self.queue.qsize() >= MAX_EVENTS
 
     def put(self, event: DepotEvent) -> None:
         """Queues an event."""
@@ -48,7 +59,10 @@ class EventStream:
         self.queue.put_nowait(event)
 
     def void(self, depot: str) -> None:
-        """The connection to `depot` is lost, and all that it told is void."""
+        """All that `depot` told is void: the connection is lost, or the reader too slow. What was not read goes."""
+        if self.full:
+            while not self.queue.empty():
+                self.queue.get_nowait()
         for holder in (self._holders | {depot: None}).copy():
             self.put(Forgotten(holder))
 
@@ -124,15 +138,15 @@ class ControlClient:
 
     async def events(self) -> AsyncIterator[DepotEvent]:
         """See DepotControl."""
-        number, stream = next(self._ids), EventStream()
-        self._streams[number] = stream
-        self._tell(wire.Subscribe(number))
+        stream = EventStream(next(self._ids))
+        self._streams[stream.number] = stream
+        self._tell(wire.Subscribe(stream.number))
         try:
             while True:
                 yield await stream.queue.get()
         finally:
-            self._streams.pop(number, None)
-            self._tell(wire.Unsubscribe(number))
+            self._streams.pop(stream.number, None)
+            self._tell(wire.Unsubscribe(stream.number))
 
     async def aclose(self) -> None:
         """See DepotControl."""
@@ -209,11 +223,9 @@ class ControlClient:
 
     def _on_message(self, message: wire.FromDepot) -> None:
         if isinstance(message, wire.Happened):
-            if (stream := self._streams.get(message.stream)) is not None:
-                stream.put(message.event)
+            self._on_event(message)
             return
-        if message.call == 0:
-            assert isinstance(message, wire.Failure)
+        if isinstance(message, wire.Failure) and message.call == 0:
             raise wire.rebuild(message)
         future = self._pending.pop(message.call, None)
         if future is None or future.done():
@@ -223,13 +235,28 @@ class ControlClient:
         else:
             future.set_result(message.value)
 
+    def _on_event(self, message: wire.Happened) -> None:
+        stream = self._streams.get(message.stream)
+        if stream is None:
+            return
+        if not stream.full:
+            stream.put(message.event)
+            return
+        logger.warning("%d events of depot %s were not read: starting anew", stream.queue.qsize(), self.depot)
+        stream.void(self.depot)
+        del self._streams[stream.number]
+        self._tell(wire.Unsubscribe(stream.number))
+        stream.number = next(self._ids)
+        self._streams[stream.number] = stream
+        self._tell(wire.Subscribe(stream.number))
+
     async def _call(self, request: wire.Request, decoder: msgspec.msgpack.Decoder[T]) -> T:
         if self._writer is None:
             raise DepotUnavailableError(self._why_down)
         call = next(self._ids)
         future = self._send_call(call, request)
         try:
-            return decoder.decode(await future)
+            return wire.decoded(decoder, await future)
         except asyncio.CancelledError:
             self._tell(wire.CancelCall(call))
             raise
@@ -239,12 +266,19 @@ class ControlClient:
     def _send_call(self, call: int, request: wire.Request) -> asyncio.Future[msgspec.Raw]:
         assert self._writer is not None
         self._pending[call] = future = asyncio.get_running_loop().create_future()
-        self._writer.write(wire.frame(wire.Call(call, request)))
+        self._write(wire.Call(call, request))
         return future
+
+    def _write(self, message: wire.Call | wire.Tell) -> None:
+        assert self._writer is not None
+        self._writer.write(wire.frame(message))
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
+            logger.warning("depot %s does not read what it is asked: closing the connection", self.depot)
+            self._writer.transport.abort()
 
     def _tell(self, request: wire.Request) -> None:
         if self._writer is not None:
-            self._writer.write(wire.frame(wire.Tell(request)))
+            self._write(wire.Tell(request))
 
 
 def _explain(error: BaseException) -> str:

@@ -6,6 +6,7 @@ One thread owns a hub. The server calls it from its event loop, the in-memory tw
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import count
@@ -78,6 +79,7 @@ class Hub:
         self.receivers = Receivers(self.index, self.contracts, self.held, self.inbox, self.tier)
         self.on_contracts: dict[int, Callable[[], None]] = {}
         self._link_states: dict[str, LinkState] = {}
+        self.cut_connections: list[Counter[str]] = []  # of each listener, by reason
         self.link_estimates: dict[str, LinkEstimate] = {}  # of each link that was up, the last
         self._subscribers: dict[int, Callable[[DepotEvent], None]] = {}
         self._ids = count(1)

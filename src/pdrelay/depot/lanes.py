@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from pdrelay.depot.link_messages import Endpoint, Transport
+from pdrelay.depot.link_messages import Endpoint, LinkMessage, Transport
 from pdrelay.depot.outbox import FlyingBatch
 from pdrelay.depot.tcp_info import TcpInfo
 
@@ -18,6 +18,10 @@ FarEndpoint = Callable[[], Awaitable[Endpoint]]
 
 class LaneOwner(Protocol):
     """What lanes tell the link. Called on the event loop."""
+
+    def send(self, message: LinkMessage) -> None:
+        """Sends a control message; does nothing while the link is down."""
+        ...
 
     def lanes_ready(self) -> None:
         """There may be room for another batch. Comes after whatever else lanes tell."""
@@ -92,8 +96,19 @@ class Lanes(Protocol):
         """Nothing will be put under these grants any more: tells the peer once nothing of them is under way."""
         ...
 
+    def on_secrets(self, secrets: Sequence[bytes]) -> None:
+        """The peer gave what opens connections."""
+        ...
+
     def use(self) -> LaneUse:
         """The lanes at this moment."""
+        ...
+
+    def warm(self, round_trip_bytes: float, padding: Callable[[int], FlyingBatch]) -> list[FlyingBatch]:
+        """Opens the congestion windows of connections that are cold, with no more than `round_trip_bytes` together.
+
+        The batches of padding that were put for it.
+        """
         ...
 
     def adapt(self, rate: float) -> None:

@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pdrelay.cluster.topology import ScheduleName
+from pdrelay.cluster.topology import Encryption, ScheduleName
 from pdrelay.depot import link_messages as messages
 from pdrelay.depot import wire
 from pdrelay.depot.base import LinkEstimate, LinkState
 from pdrelay.depot.bulk_sender import MAX_BACKOFF, MIN_BACKOFF
+from pdrelay.depot.connection import MAX_UNSENT
 from pdrelay.depot.flow_control import FlowControl
-from pdrelay.depot.handshake import check_hello, hello_of
+from pdrelay.depot.handshake import Terms, check_hello, hello_of
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.keepalive import KeepAlive
 from pdrelay.depot.lanes import LaneOwner, Lanes
@@ -45,6 +46,7 @@ class Route(NamedTuple):
     schedule: ScheduleName = "srpt"
     per_transfer: int = 0  # connections that one transfer may use; 0: all
     congestion: str = ""  # TCP's; empty: the kernel's default
+    encryption: Encryption = "tls"
 
 
 MakeLanes = Callable[[LaneOwner], Lanes]
@@ -63,6 +65,7 @@ class DepotLink:
         self._flow = FlowControl(self._line, route.connections, route.rate)
         self._monitor = LinkMonitor(route.depot, self._line)
         self._told: LinkEstimate | None = None
+        self._terms = Terms(self._encoder.name, self._lanes.transport, route.encryption)
         self._pace_timer: asyncio.TimerHandle | None = None
         self.schedule: Schedule = SCHEDULES[route.schedule]()
         self._abort: Callable[[], None] | None = None  # ends the control connection
@@ -74,8 +77,9 @@ class DepotLink:
     def _tcp_lanes(self) -> Lanes:
         route = self._route
         settings = TcpSettings(
-            route.depot, route.bulk, route.connections, route.per_transfer, route.congestion, route.rate
-        )
+            route.depot, route.bulk, route.connections, route.per_transfer, route.congestion, route.rate,
+            route.encryption,
+        )  # fmt: skip
         return TcpLanes(settings, self._tls, self._hub.name, self._hub.arena, self._encoder, self)
 
     @property
@@ -88,10 +92,23 @@ class DepotLink:
         """See Peer."""
         return self._line.rate
 
+    @property
+    def rtt(self) -> float:
+        """See Peer."""
+        return self._line.rtt
+
     def send(self, message: messages.LinkMessage) -> None:
         """See Peer."""
         if self._writer is not None:
             self._writer.write(wire.frame(message))
+            if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
+                self.lanes_broken(f"{self._route.depot} does not read what it is told")
+
+    def prepare(self) -> None:
+        """See Peer."""
+        round_trip = self._line.rate * self._line.base_rtt
+        for batch in self._lanes.warm(round_trip, self._hub.senders.outbox.padding):
+            self._flow.sent(batch.header.batch, batch.line_bytes, self._hub.clock())
 
     def wake(self) -> None:
         """See Peer."""
@@ -191,6 +208,8 @@ class DepotLink:
             for _ in range(LOOKS):
                 self._monitor.look(self._lanes.use())
                 self._lanes.adapt(self._line.rate)
+                if self._monitor.fresh_lanes:
+                    self.prepare()
                 await asyncio.sleep(LOOK_SECONDS)
             self.tell_estimate()
 
@@ -205,10 +224,10 @@ class DepotLink:
 
     async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hub = self._hub
-        writer.write(wire.frame(hello_of(hub, self._encoder.name, self._lanes.transport)))
+        writer.write(wire.frame(hello_of(hub, self._terms)))
         async with asyncio.timeout(CONNECT_SECONDS):
             answer = messages.decode_hello(await read_frame(reader))
-        check_hello(hub, answer, self._encoder.name, self._lanes.transport)
+        check_hello(hub, answer, self._terms)
         self._encoder.require_fit(answer.contracts)
         hub.peer_contracts(self._holder, answer.contracts)
 
@@ -265,6 +284,10 @@ class DepotLink:
             if self._pings:
                 now = self._hub.clock()
                 self._line.on_ping(now - self._pings.popleft(), now)
+        elif isinstance(message, messages.Stats):
+            self._monitor.far = message
+        elif isinstance(message, messages.Secrets):
+            self._lanes.on_secrets(message.secrets)
         elif isinstance(message, wire.Failure):
             raise wire.rebuild(message)
         else:
@@ -279,7 +302,7 @@ class DepotLink:
         now = self._hub.clock()
         for number in numbers:
             if (batch := self._lanes.acked(number)) is not None:
-                self._flow.acked(number, sum(batch.wire), now)
+                self._flow.acked(number, batch.line_bytes, now)
                 self._hub.senders.outbox.acknowledged(batch)
         self.wake()
 

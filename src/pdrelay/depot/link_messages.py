@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from pdrelay.cluster.topology import Encryption
 from pdrelay.depot import wire
 from pdrelay.depot.base import Fidelity
 from pdrelay.errors import ProtocolError
@@ -32,6 +33,7 @@ class LinkHello(msgspec.Struct, frozen=True, kw_only=True, tag="link", array_lik
     contracts: list[KVContract]  # of the engines on this host
     codec: str = "none"  # wire codec of the link; both sides must be configured with the same
     transport: Transport = "tcp"  # that this side's configuration has for the link
+    encryption: Encryption = "tls"  # the same
 
 
 class Endpoint(msgspec.Struct, frozen=True, tag="endpoint", array_like=True):
@@ -135,6 +137,26 @@ class Ping(msgspec.Struct, frozen=True, tag="ping", array_like=True):
     """Asks for a sign of life; comes back as it is."""
 
 
+class AskSecrets(msgspec.Struct, frozen=True, tag="secrets?", array_like=True):
+    """The sender wants to open `count` bulk connections in clear."""
+
+    count: int
+
+
+class Secrets(msgspec.Struct, frozen=True, tag="secrets", array_like=True):
+    """Each opens one bulk connection, once."""
+
+    secrets: list[bytes]
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats", array_like=True):
+    """How the receiver is, about once a second while that changes."""
+
+    room: int  # bytes that new pages may take in its arena
+    waiting: int  # transfers of this sender that wait for room
+    corrupt: int  # parts that arrived corrupt, of all senders, since its start
+
+
 LinkMessage = (
     LinkHello
     | Endpoint
@@ -149,6 +171,9 @@ LinkMessage = (
     | Revoke
     | Ack
     | Arrived
+    | AskSecrets
+    | Secrets
+    | Stats
     | Ping
     | wire.Failure
 )
@@ -159,6 +184,7 @@ class BulkHello(msgspec.Struct, frozen=True, kw_only=True, tag="bulk", array_lik
 
     versions: Versions = VERSIONS
     depot: str
+    secret: bytes = b""  # on a connection in clear
 
 
 class Encoding(msgspec.Struct, frozen=True, array_like=True):
@@ -207,6 +233,7 @@ class Batch(msgspec.Struct, frozen=True, tag="batch", array_like=True):
 
     batch: int
     runs: list[Run]
+    padding: int = 0  # bytes after the runs, for nobody
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed", array_like=True):
@@ -266,6 +293,8 @@ def decode_note(note: bytes) -> Note:
 
 
 def _checked(batch: Batch) -> Batch:
+    if not 0 <= batch.padding <= wire.MAX_FRAME:
+        raise ProtocolError(f"a padding of {batch.padding} bytes")
     for run in batch.runs:
         if len(run.checksums) % 8 or run.part_bytes <= 0 or run.first < 0 or run.payload > wire.MAX_FRAME:
             raise ProtocolError(f"a run of {run.parts} parts of {run.part_bytes} bytes from part {run.first}")

@@ -26,6 +26,8 @@ LINK_METRICS = (
     LinkMetric("loss_ratio", "gauge", "Share of the bytes sent of late that were sent again.", lambda e: e.loss),
     LinkMetric("retransmitted_bytes_total", "counter", "Bytes sent again.", lambda e: e.retransmitted_bytes),
     LinkMetric("connections", "gauge", "Connections for payload.", lambda e: e.lanes),
+    LinkMetric("far_room_bytes", "gauge", "Bytes that new pages may take in the far arena.", lambda e: e.far_room),
+    LinkMetric("far_waiting", "gauge", "Transfers that wait for room there.", lambda e: e.far_waiting),
     LinkMetric("connections_busy_ratio", "gauge", "Share of them in use, over a second.", lambda e: e.busy),
 )
 

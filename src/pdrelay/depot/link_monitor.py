@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdrelay.depot.base import LinkEstimate
 from pdrelay.depot.lanes import LaneUse
 from pdrelay.depot.line_estimate import LineEstimate
+from pdrelay.depot.link_messages import Stats
 from pdrelay.depot.tcp_info import TcpInfo
 
 LOOK_SECONDS = 0.25
@@ -19,14 +20,17 @@ class LinkMonitor:
         self._to, self._line = to, line
         self._busy: list[float] = []
         self._lanes = 0
+        self.fresh_lanes = False  # connections came since the last look but one
         self._connections: tuple[TcpInfo, ...] = ()
         self._before = (0, 0)  # bytes sent and sent again on the present connections, at the last estimate
         self._loss = 0.0
         self.retransmitted_bytes = 0
+        self.far = Stats(0, 0, 0)  # as the far depot told last
 
     def look(self, use: LaneUse) -> None:
         """Takes note of the lanes as they are now."""
         self._busy = [*self._busy[1 - LOOKS :], use.busy / use.lanes if use.lanes else 0.0]
+        self.fresh_lanes = use.lanes > self._lanes
         self._lanes, self._connections = use.lanes, use.connections
         sent = sum(info.sent_bytes for info in use.connections)
         again = sum(info.retransmitted_bytes for info in use.connections)
@@ -55,4 +59,7 @@ class LinkMonitor:
             queued_background=background,
             lanes=self._lanes,
             busy=sum(self._busy) / len(self._busy) if self._busy else 0.0,
+            far_room=self.far.room,
+            far_waiting=self.far.waiting,
+            far_corrupt=self.far.corrupt,
         )

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from secrets import token_bytes
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot import wire
 from pdrelay.depot.bulk_receiver import BulkReceiver
-from pdrelay.depot.handshake import check_hello, hello_of
+from pdrelay.depot.channel import SECRET_BYTES
+from pdrelay.depot.handshake import Terms, check_hello, hello_of
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.inbox import Landed
 from pdrelay.depot.nixl.base import MakeAgent
 from pdrelay.depot.nixl.landing import Conversation, Landing
 from pdrelay.depot.sessions import Write
-from pdrelay.errors import DepotError
+from pdrelay.errors import DepotError, ProtocolError
 
 BreakOff = Callable[[], None]
+MAX_SECRETS = 1024
+"""Not used up, of one link."""
 
 
 @dataclass(slots=True)
@@ -26,6 +30,7 @@ class Peers:
 
     agents: Mapping[str, MakeAgent]  # of those that write by NIXL
     checkers: Executor  # verify what they wrote
+    clear: frozenset[str] = frozenset()  # those that send KV without TLS
     sessions: dict[str, LinkSession] = field(default_factory=dict)  # present ones
     landings: dict[str, Landing] = field(default_factory=dict)  # last ones, of former sessions too
 
@@ -36,21 +41,27 @@ class LinkSession:
     def __init__(self, hub: Hub, hello: link.LinkHello, write: Write, peers: Peers, break_off: BreakOff) -> None:
         """Raises ContractError, ProtocolError. `break_off` closes the connection."""
         make_agent = peers.agents.get(hello.depot)
-        transport: link.Transport = "tcp" if make_agent is None else "nixl"
         self._decoder = hub.codecs.decoder(hello.depot)
-        check_hello(hub, hello, self._decoder.name, transport)
+        self._terms = Terms(
+            codec=self._decoder.name,
+            transport="tcp" if make_agent is None else "nixl",
+            encryption="control" if hello.depot in peers.clear else "tls",
+        )
+        check_hello(hub, hello, self._terms)
         self._decoder.require_fit(hello.contracts)
         self._hub, self._peer, self._write, self._sessions = hub, hello.depot, write, peers.sessions
         self._close_connection = break_off
         self._holder = f"peer:{hello.depot}"
         self._bulk: set[BulkReceiver] = set()
+        self._secrets: dict[bytes, None] = {}  # that open bulk connections, once each
+        self._stats: link.Stats | None = None  # as last told
         self._acks: list[int] = []  # batches that were read and are not acknowledged yet
         sessions = peers.sessions
         if (former := sessions.get(self._peer)) is not None:
             former.close()
         hub.peer_contracts(self._holder, hello.contracts)
         sessions[self._peer] = self
-        self.send(hello_of(hub, self._decoder.name, transport))
+        self.send(hello_of(hub, self._terms))
         hub.on_contracts[id(self)] = lambda: self.send(link.Contracts(hub.own_contracts))
         self._landing = self._land(make_agent, peers) if make_agent is not None else None
         if self._landing is None:
@@ -77,9 +88,20 @@ class LinkSession:
         self._close_connection()
 
     @property
-    def direct(self) -> bool:
-        """Whether the peer writes by NIXL."""
-        return self._landing is not None
+    def takes_tls(self) -> bool:
+        """Whether the peer shall bring KV over bulk connections with TLS."""
+        return self._landing is None and self._terms.encryption == "tls"
+
+    def redeem(self, secret: bytes) -> bool:
+        """Whether `secret` opens a bulk connection in clear; it does so once."""
+        return self._secrets.pop(secret, secret) is None
+
+    def tell_stats(self) -> None:
+        """Tells the peer how things are here, when that changed. Call about once a second."""
+        stats = self._hub.receivers.stats_for(self._peer)
+        if stats != self._stats:
+            self._stats = stats
+            self.send(stats)
 
     def send(self, message: link.LinkMessage) -> None:
         """Sends a control message, after the acknowledgements that are due."""
@@ -102,9 +124,20 @@ class LinkSession:
             self._hub.peer_contracts(self._holder, message.contracts)
         elif isinstance(message, link.Ping):
             self.send(message)
+        elif isinstance(message, link.AskSecrets):
+            self._give_secrets(message.count)
         else:
             self._hub.receivers.on_message(self._peer, message)
         self._hub.settle()
+
+    def _give_secrets(self, count: int) -> None:
+        if self._terms.encryption != "control" or not 0 < count <= MAX_SECRETS:
+            raise ProtocolError(f"{count} secrets asked for on a link with encryption {self._terms.encryption!r}")
+        fresh = [token_bytes(SECRET_BYTES) for _ in range(count)]
+        self._secrets |= dict.fromkeys(fresh)
+        while len(self._secrets) > MAX_SECRETS:
+            del self._secrets[next(iter(self._secrets))]
+        self.send(link.Secrets(fresh))
 
     def close(self) -> None:
         """The connection closed, or another of the same depot took its place."""

@@ -6,23 +6,23 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from pdrelay.cluster.units import parse_address
 from pdrelay.depot import link_messages as link
 from pdrelay.depot import wire
-from pdrelay.depot.admission import BulkHandshake
+from pdrelay.depot.admission import ADMIT_SECONDS, Admissions, BulkHandshake, read_clear, read_hello
 from pdrelay.depot.bulk_receiver import BulkReceiver, Callbacks
-from pdrelay.depot.channel import TlsReader
-from pdrelay.depot.connection import FrameProtocol, Handler
+from pdrelay.depot.channel import PlainReader, Reader, TlsReader
+from pdrelay.depot.connection import Connections, FrameProtocol, Handler
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.inbox import Landed
 from pdrelay.depot.link_session import LinkSession, Peers
 from pdrelay.depot.mailbox import Mailbox
 from pdrelay.depot.nixl.base import MakeAgent
 from pdrelay.depot.sessions import open_session
-from pdrelay.depot.sockets import BULK, CONNECT_SECONDS, CONTROL, require_name, tune
+from pdrelay.depot.sockets import BULK, CLEAR, CONNECT_SECONDS, CONTROL, join_thread, require_name, tune
 from pdrelay.errors import ProtocolError, StartError
 
 logger = logging.getLogger(__name__)
@@ -30,29 +30,33 @@ logger = logging.getLogger(__name__)
 CHECKERS = 4
 """Threads that verify what depots wrote by NIXL."""
 
-ACCEPT_PAUSE = 0.1  # seconds after a failure
+LOOK_SECONDS = 1.0
 
 
 class TlsListener:
     """Accepts connections and hands each to the event loop or to a thread, as its first byte says."""
 
     def __init__(
-        self, hub: Hub, address: str, tls: ssl.SSLContext, agents: Mapping[str, MakeAgent] | None = None
+        self,
+        hub: Hub,
+        address: str,
+        tls: ssl.SSLContext,
+        agents: Mapping[str, MakeAgent] | None = None,
+        clear: Collection[str] = (),
     ) -> None:
-        """`agents` has those depots that write by NIXL. Raises StartError."""
+        """`agents` has those depots that write by NIXL, `clear` those that send KV without TLS. Raises StartError."""
         self._hub, self._tls = hub, tls
         # Clients of bulk connections never read: a session ticket would break the connection at its end.
         tls.num_tickets = 0
-        self._loop = asyncio.get_running_loop()
-        self._connections: set[FrameProtocol] = set()
+        self._connections = Connections()
+        hub.cut_connections.append(self._connections.cut)
         self._checkers = ThreadPoolExecutor(CHECKERS, "nixl check")
-        self._peers = Peers(agents or {}, self._checkers)
+        self._peers = Peers(agents or {}, self._checkers, frozenset(clear))
         self._receivers: dict[BulkReceiver, LinkSession] = {}
-        post = Mailbox(self._settle).post
-        self._callbacks = Callbacks(post, self._on_batch, self._on_end)
-        self._admissions: set[asyncio.Task[None]] = set()
+        self._callbacks = Callbacks(Mailbox(self._settle).post, self._on_batch, self._on_end)
         self._sock = _listen(address)
-        self._task = asyncio.create_task(self._accept())
+        self.admissions = Admissions(self._sock, self._admit)
+        self._task = asyncio.create_task(self._look())
 
     @property
     def port(self) -> int:
@@ -62,52 +66,41 @@ class TlsListener:
 
     async def aclose(self) -> None:
         """Closes all connections and waits for their threads."""
-        for task in (self._task, *self._admissions):
-            task.cancel()
-        await asyncio.gather(self._task, *self._admissions, return_exceptions=True)
-        self._sock.close()
-        for connection in list(self._connections):
-            connection.close()
-        await asyncio.gather(*(connection.closed.wait() for connection in list(self._connections)))
+        await self.admissions.aclose()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._connections.aclose()
         for receiver in list(self._receivers):
             receiver.stop()
-            await asyncio.to_thread(receiver.thread.join, CONNECT_SECONDS)
+            await join_thread(receiver.thread, CONNECT_SECONDS)
         for landing in self._peers.landings.values():
             await landing.aclose()
         self._checkers.shutdown()
 
-    async def _accept(self) -> None:
+    async def _look(self) -> None:
         while True:
+            await asyncio.sleep(LOOK_SECONDS)
             try:
-                sock, _ = await self._loop.sock_accept(self._sock)
-            except OSError as error:  # be it that no more files may be opened just now
-                logger.warning("cannot accept a connection: %s", error)
-                await asyncio.sleep(ACCEPT_PAUSE)
-                continue
-            task = asyncio.create_task(self._admit(sock))
-            self._admissions.add(task)
-            task.add_done_callback(self._admissions.discard)
+                self._connections.look()
+                for session in list(self._peers.sessions.values()):
+                    session.tell_stats()
+            except Exception:  # the next look must come
+                logger.exception("look at the connections failed")
 
     async def _admit(self, sock: socket.socket) -> None:
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                tune(sock)
-                purpose = await self._loop.sock_recv(sock, 1)
-                if purpose == BULK:
-                    await self._admit_bulk(sock)
-                    return
-            if purpose == CONTROL:
-                await self._loop.connect_accepted_socket(
-                    lambda: FrameProtocol(self._open, self._connections), sock,
-                    ssl=self._tls, ssl_handshake_timeout=CONNECT_SECONDS,
-                )  # fmt: skip
-                return
-        except (OSError, TimeoutError, ProtocolError) as error:
-            logger.warning("connection refused: %s", error)
-        except asyncio.CancelledError:
-            sock.close()
-            raise
-        sock.close()
+        tune(sock)
+        purpose = await asyncio.get_running_loop().sock_recv(sock, 1)
+        if purpose == CONTROL:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: FrameProtocol(self._open, self._connections), sock,
+                ssl=self._tls, ssl_handshake_timeout=ADMIT_SECONDS,
+            )  # fmt: skip
+        elif purpose == BULK:
+            await self._admit_bulk(sock)
+        elif purpose == CLEAR:
+            await self._admit_clear(sock)
+        else:
+            raise ProtocolError("the first byte is none of ours" if purpose else "it left without a word")
 
     def _open(self, body: bytes, connection: FrameProtocol) -> Handler:
         hello = link.decode_first(body)
@@ -115,23 +108,39 @@ class TlsListener:
             require_name(hello.depot, connection.certificate)
             return LinkSession(self._hub, hello, connection.write, self._peers, connection.finish)
         session = open_session(self._hub, hello, arena_fd=None)
-        connection.write(wire.frame(wire.Welcome(wire.VERSIONS, self._hub.name, self._hub.fleet_key, self._hub.epoch)))
+        welcome = wire.Welcome(wire.VERSIONS, self._hub.name, self._hub.fleet_key, self._hub.epoch)
+        connection.write(wire.frame(welcome))
         return session
 
     # Bulk
 
     async def _admit_bulk(self, sock: socket.socket) -> None:
-        """Raises OSError, ProtocolError."""
         handshake = BulkHandshake(sock, self._tls)
         await handshake.complete()
-        hello = link.decode_bulk_hello(await handshake.read_frame())
+        hello = link.decode_bulk_hello(await read_hello(handshake.read))
         require_name(hello.depot, handshake.tls.getpeercert())
-        session = self._peers.sessions.get(hello.depot)
-        if session is None or session.direct:
-            raise ProtocolError(f"depot {hello.depot} has no control connection for bulk connections")
+        session = self._session(hello.depot)
+        if not session.takes_tls:
+            raise ProtocolError(f"depot {hello.depot} must send otherwise than by TLS")
         sock.setblocking(True)
-        reader = TlsReader(sock, handshake.tls, handshake.incoming)
-        receiver = BulkReceiver(reader, hello.depot, self._hub.inbox, self._callbacks)
+        self._receive(TlsReader(sock, handshake.tls, handshake.incoming), hello.depot, session)
+
+    async def _admit_clear(self, sock: socket.socket) -> None:
+        hello = link.decode_bulk_hello(await read_hello(lambda size: read_clear(sock, size)))
+        session = self._session(hello.depot)
+        if not session.redeem(hello.secret):
+            raise ProtocolError(f"a bulk connection of depot {hello.depot} in clear has no secret of ours")
+        sock.setblocking(True)
+        self._receive(PlainReader(sock, hello.secret), hello.depot, session)
+
+    def _session(self, depot: str) -> LinkSession:
+        session = self._peers.sessions.get(depot)
+        if session is None:
+            raise ProtocolError(f"depot {depot} has no control connection")
+        return session
+
+    def _receive(self, reader: Reader, depot: str, session: LinkSession) -> None:
+        receiver = BulkReceiver(reader, depot, self._hub.inbox, self._callbacks)
         self._receivers[receiver] = session
         session.adopt(receiver)
 

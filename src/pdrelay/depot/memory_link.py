@@ -51,7 +51,7 @@ class MemoryLink:
     def __init__(self, source: MemoryDepot, target: MemoryDepot, stepped: bool, batch_bytes: int) -> None:
         self.source, self.target, self.stepped, self.batch_bytes = source, target, stepped, batch_bytes
         self.up = False
-        self.rate = 1e9
+        self.rate, self.rtt = 1e9, 0.0
         self.schedule: Schedule = Srpt()
         self.corrupt_next = 0  # so many parts from now on arrive with a wrong byte
         self._forth: deque[messages.LinkMessage] = deque()
@@ -99,6 +99,9 @@ class MemoryLink:
 
     def wake(self) -> None:
         """See Peer. Batches are taken when the link moves."""
+
+    def prepare(self) -> None:
+        """See Peer. Nothing gets cold."""
 
     def step(self) -> bool:
         """Moves one message or batch; False when there is nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -89,6 +90,10 @@ def _lines(hub: Hub) -> Iterator[str]:
     yield "# TYPE pdrelay_depot_link_info gauge"
     for to, path in hub.link_paths().items():
         yield f'pdrelay_depot_link_info{{{label},to="{to}",transport="{path.split()[0]}",path="{path}"}} 1'
+    yield "# HELP pdrelay_depot_cut_connections_total Control connections that this depot ended, by what was wrong."
+    yield "# TYPE pdrelay_depot_cut_connections_total counter"
+    for reason, count in sum(hub.cut_connections, Counter[str]()).items():
+        yield f'pdrelay_depot_cut_connections_total{{{label},reason="{reason}"}} {count}'
     yield from link_lines(hub.link_estimates, label)
     yield from _codec_lines(hub, label)
 

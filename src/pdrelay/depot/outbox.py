@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdrelay.depot import link_messages as link
-from pdrelay.depot.base import Transfer, TransferStats
+from pdrelay.depot.base import Progress, Transfer, TransferStats
 from pdrelay.depot.checksums import pack_checksums
 from pdrelay.depot.grants import NOWHERE, Place
 from pdrelay.depot.index import Index
@@ -39,8 +39,10 @@ class Sending:
     demoted: bool = False
     have: int | None = None
     saved: int = 0
+    total: int = 0  # bytes of all names, as far as their layout is known
     sent: int = 0
     wire: int = 0
+    told: Progress | None = None
     pages: int = 0
     delivered: bool = False
     remaining: int = 0  # bytes of wanted parts that are not known to have arrived
@@ -120,13 +122,18 @@ class FlyingBatch(NamedTuple):
 
     @property
     def xfer(self) -> str:
-        """The transfer, the first when there are several."""
-        return self.runs[0].sending.transfer.xfer
+        """The transfer, the first when there are several; empty for padding."""
+        return self.runs[0].sending.transfer.xfer if self.runs else ""
 
     @property
     def payload(self) -> int:
         """Bytes of all parts."""
         return sum(run.payload for run in self.header.runs)
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes that it takes on the line; before it is encoded, those of its parts."""
+        return sum(self.wire) + self.header.padding
 
 
 class Outbox:
@@ -177,6 +184,11 @@ class Outbox:
         self._batches += 1
         header = link.Batch(self._batches, [_described(run) for run in runs])
         return FlyingBatch(header, runs, [run.payload for run in header.runs], urgency)
+
+    def padding(self, size: int) -> FlyingBatch:
+        """A batch of bytes for nobody."""
+        self._batches += 1
+        return FlyingBatch(link.Batch(self._batches, [], size), [], [], urgency=2)
 
     def written(self, batch: FlyingBatch) -> None:
         """The bytes have been read from the arena (or never will be)."""

@@ -109,7 +109,9 @@ def encoded(batch: FlyingBatch, arena: memoryview, encoder: RunEncoder) -> tuple
         batch.wire[at] = run.wire_bytes
         runs.append(run)
         payloads.append(payload)
-    return link.Batch(batch.header.batch, runs), payloads
+    if batch.header.padding:
+        payloads.append(bytes(batch.header.padding))
+    return link.Batch(batch.header.batch, runs, batch.header.padding), payloads
 
 
 class RunDecoder(Coder):
@@ -151,18 +153,22 @@ class RunDecoder(Coder):
 
     def discard(self, run: link.Run, read_into: ReadInto) -> None:
         """Reads the wire form of a `run` that nobody needs. Raises OSError when the connection breaks."""
-        size = run.wire_bytes
-        scratch = memoryview(bytearray(min(size, _SCRATCH)))
-        while size:
-            take = min(size, _SCRATCH)
-            read_into(scratch[:take])
-            size -= take
+        discard(run.wire_bytes, read_into)
         self.count(run)
 
     def require_own(self, run: link.Run) -> None:
         """Raises ProtocolError when `run` is encoded otherwise than was negotiated."""
         if run.encoding is not None and run.encoding.codec != self.name:
             raise ProtocolError(f"a run encoded with {run.encoding.codec!r} on a link with codec {self.name!r}")
+
+
+def discard(size: int, read_into: ReadInto) -> None:
+    """Reads so many bytes for nobody. Raises OSError when the connection breaks."""
+    scratch = memoryview(bytearray(min(size, _SCRATCH)))
+    while size:
+        take = min(size, _SCRATCH)
+        read_into(scratch[:take])
+        size -= take
 
 
 class LinkCodecs:

@@ -53,6 +53,12 @@ def link_codecs(deployment: Deployment, host: Host) -> LinkCodecs:
     return codecs
 
 
+def clear_senders(deployment: Deployment, host: Host) -> list[str]:
+    """The depots that send KV to `host` without TLS."""
+    links = {source.name: deployment.link_between(source.cluster, host.cluster) for source in deployment.host}
+    return [name for name, link in links.items() if link is not None and link.encryption == "control"]
+
+
 def _route(link: Link, target: Host) -> Route:
     return Route(
         depot=target.name,
@@ -64,6 +70,7 @@ def _route(link: Link, target: Host) -> Route:
         schedule=link.schedule,
         per_transfer=link.connections_per_transfer,
         congestion=link.congestion,
+        encryption=link.encryption,
     )
 
 
@@ -102,7 +109,7 @@ async def running(deployment: Deployment, name: str) -> AsyncIterator[Hub]:
         stack.callback(disk.close)  # before the arena that its threads read and write
         await unix.start(host.socket)
         agents = {depot: maker(link, name, arena.fd) for depot, link in writers(deployment, host)}
-        stack.push_async_callback(TlsListener(hub, host.listen, server, agents).aclose)
+        stack.push_async_callback(TlsListener(hub, host.listen, server, agents, clear_senders(deployment, host)).aclose)
         if host.metrics:
             metrics = await serve_metrics(host.metrics, lambda: render(hub))
             stack.callback(metrics.close)

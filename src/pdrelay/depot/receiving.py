@@ -108,6 +108,11 @@ class Receivers:
             if any(other.peer in self._send for other in self._by_name[name]):
                 self._index.give_up(fetch.receiving.owner, [name])
 
+    def stats_for(self, peer: str) -> link.Stats:
+        """How things are here, for depot `peer`."""
+        waiting = sum(1 for r in self._live.values() if r.peer == peer and self._lacks_room(r))
+        return link.Stats(room=self._index.available, waiting=waiting, corrupt=self.corrupt_parts)
+
     def tick(self, now: float) -> None:
         """Ends what a lost peer sent; asks again for what keeps arriving corrupt."""
         put_off, self._put_off = self._put_off, []
@@ -266,7 +271,10 @@ class Receivers:
         return sorted(self._live.values(), key=lambda receiving: receiving.background)
 
     def _waits_for_room(self) -> bool:
-        return any(self._index.get(name) is None for receiving in self._live.values() for name in receiving.lacking)
+        return any(self._lacks_room(receiving) for receiving in self._live.values())
+
+    def _lacks_room(self, receiving: Receiving) -> bool:
+        return any(self._index.get(name) is None for name in receiving.lacking)
 
     def _open(self, receiving: Receiving, name: bytes) -> Fetch:
         page = self._index.get(name)

@@ -53,6 +53,10 @@ class Schedule(Protocol):
         """`size` bytes of `flow` are sent."""
         ...
 
+    def ahead(self, flow: F, flows: Collection[F], now: float, rate: float) -> int:
+        """Bytes of `flows` that go before the last of `flow`, if nothing else comes."""
+        ...
+
 
 class Srpt:
     """Shortest remaining processing time, with ageing."""
@@ -65,6 +69,11 @@ class Srpt:
 
     def served(self, flow: Flow, size: int) -> None:
         """See Schedule."""
+
+    def ahead(self, flow: F, flows: Collection[F], now: float, rate: float) -> int:
+        """See Schedule."""
+        order = self.order(flows, now, rate)
+        return sum(other.remaining for other in order[: order.index(flow)])
 
 
 def _aged(flow: Flow, now: float, rate: float) -> float:
@@ -88,6 +97,12 @@ class Fair:
         """See Schedule."""
         start = self._virtual[flow.background] = self._start(flow)
         flow.turn = start + size
+
+    def ahead(self, flow: F, flows: Collection[F], now: float, rate: float) -> int:
+        """See Schedule."""
+        before = [other for other in flows if other is not flow and other.background < flow.background]
+        alike = [other for other in flows if other is not flow and other.background == flow.background]
+        return sum(other.remaining for other in before) + sum(min(other.remaining, flow.remaining) for other in alike)
 
     def _start(self, flow: Flow) -> float:
         return max(flow.turn, self._virtual[flow.background])

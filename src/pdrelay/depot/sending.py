@@ -16,11 +16,13 @@ from pdrelay.depot.grants import Place
 from pdrelay.depot.index import Index
 from pdrelay.depot.outbox import FlyingBatch, Outbox, Sending, Wanted
 from pdrelay.depot.page import Changes, Page
+from pdrelay.depot.progress import Line, fresh_progress
 from pdrelay.depot.schedule import Schedule
 from pdrelay.depot.tiers import DiskTier
 from pdrelay.errors import DepotError
 
 STALL_SECONDS = 2.0
+PROGRESS_SECONDS = 0.5
 LOST_LINK_SECONDS = 15.0
 """A demoted transfer is given up when its link is down for so long; the other side lets go then too."""
 
@@ -49,6 +51,11 @@ class Peer(Protocol):
         ...
 
     @property
+    def rtt(self) -> float:
+        """Seconds there and back."""
+        ...
+
+    @property
     def schedule(self) -> Schedule:
         """Whose turn it is."""
         ...
@@ -59,6 +66,10 @@ class Peer(Protocol):
 
     def wake(self) -> None:
         """There is something to send in bulk."""
+        ...
+
+    def prepare(self) -> None:
+        """There will be something to send in bulk soon."""
         ...
 
 
@@ -79,6 +90,7 @@ class Senders:
         self.outbox = Outbox(index)
         self._live: dict[str, Sending] = {}
         self._by_name: dict[bytes, set[Sending]] = {}
+        self._progress_told = 0.0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -104,6 +116,8 @@ class Senders:
             if self._index.get(name) is not None:
                 sending.seen.add(name)
         self._offer(sending)
+        if (peer := self._peer(sending)) is not None:
+            peer.prepare()
 
     def demote(self, xfer: str) -> None:
         """Goes on at low priority without the tail, and ends when all is delivered."""
@@ -185,7 +199,9 @@ class Senders:
             contract, held = self._contracts.only(), link.unpack_bits(bits)
             names = [name for at, name in enumerate(sending.names) if held >> at & 1]
             sending.have = len(names)
-            sending.saved = sum(contract.layout_of(name).page_bytes for name in names) if contract is not None else 0
+            if contract is not None:
+                sending.saved = sum(contract.layout_of(name).page_bytes for name in names)
+                sending.total = sum(contract.layout_of(name).page_bytes for name in sending.names)
             self._emit(Offered(sending.transfer.xfer, sending.have))
 
     def _on_wants(self, sending: Sending, wants: Sequence[link.Want]) -> None:
@@ -266,6 +282,12 @@ class Senders:
                 self._stalled(sending, stale)
             if sending.demoted and sending.transfer.xfer in self._live:
                 self._watch_demoted(sending, now)
+        if now - self._progress_told >= PROGRESS_SECONDS:
+            self._progress_told = now
+            for to, peer in self.peers.items():
+                live = [sending for sending in self._live.values() if sending.transfer.to == to]
+                for progress in fresh_progress(live, peer.schedule, Line(peer.rate, peer.rtt), now) if peer.up else ():
+                    self._emit(progress)
 
     def _stalled(self, sending: Sending, names: list[bytes]) -> None:
         for name in names:

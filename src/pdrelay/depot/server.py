@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pdrelay.depot import wire
 from pdrelay.depot.arena import Arena
-from pdrelay.depot.connection import FrameProtocol, Handler
+from pdrelay.depot.connection import Connections, FrameProtocol, Handler
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.sessions import open_session
 from pdrelay.errors import ProtocolError, StartError
@@ -26,7 +26,8 @@ class DepotServer:
 
     def __init__(self, hub: Hub, arena: Arena) -> None:
         self.hub, self.arena = hub, arena
-        self.connections: set[FrameProtocol] = set()
+        self.connections = Connections()
+        hub.cut_connections.append(self.connections.cut)
         self._unix: asyncio.Server | None = None
         self._socket_path: Path | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -51,9 +52,7 @@ class DepotServer:
             await asyncio.gather(self._ticker, return_exceptions=True)
         if self._unix is not None:
             self._unix.close()
-        for connection in list(self.connections):
-            connection.close()
-        await asyncio.gather(*(connection.closed.wait() for connection in list(self.connections)))
+        await self.connections.aclose()
         if self._unix is not None:
             await self._unix.wait_closed()
         if self._socket_path is not None:

@@ -16,7 +16,7 @@ from pdrelay.cluster.units import parse_address
 from pdrelay.depot import wire
 from pdrelay.errors import ProtocolError
 
-CONTROL, BULK = b"C", b"B"
+CONTROL, BULK, CLEAR = b"C", b"B", b"P"
 CONNECT_SECONDS = 10.0
 DEAD_PEER_MS = 30_000
 
@@ -52,16 +52,28 @@ async def dial_control(address: str, tls: ssl.SSLContext, server_name: str) -> S
 
 def dial_bulk(address: str, tls: ssl.SSLContext, server_name: str) -> ssl.SSLSocket:
     """A blocking connection to part `server_name` for bulk. Raises OSError, ssl.SSLError included."""
-    raw = socket.create_connection(parse_address(address), CONNECT_SECONDS)
+    raw = dial_clear(address, BULK)
     try:
-        tune(raw)
-        raw.sendall(BULK)
         sock = tls.wrap_socket(raw, server_hostname=server_name)
     except BaseException:
         raw.close()
         raise
     sock.settimeout(None)
     return sock
+
+
+def dial_clear(address: str, purpose: bytes = CLEAR) -> socket.socket:
+    """A connection without TLS that has said what it is for. Blocks, no longer than CONNECT_SECONDS unless `purpose` is
+    CLEAR. Raises OSError."""
+    raw = socket.create_connection(parse_address(address), CONNECT_SECONDS)
+    try:
+        tune(raw)
+        raw.sendall(purpose)
+    except BaseException:
+        raw.close()
+        raise
+    raw.settimeout(None if purpose == CLEAR else CONNECT_SECONDS)
+    return raw
 
 
 def certificate_names(certificate: dict[str, Any] | None) -> set[str]:

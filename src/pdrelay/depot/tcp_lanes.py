@@ -1,28 +1,35 @@
-"""Lanes over TCP: a pool of TLS connections, a thread each."""
+"""Lanes over TCP: a pool of connections, with TLS or in clear, a thread each."""
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pdrelay.cluster.topology import Encryption
 from pdrelay.depot import bulk_sender, wire
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.bulk_sender import URGENCIES, BatchQueue, BulkSender
-from pdrelay.depot.channel import TlsWriter, Writer
+from pdrelay.depot.channel import PlainWriter, TlsWriter, Writer
 from pdrelay.depot.lanes import FarEndpoint, LaneOwner, LaneUse
 from pdrelay.depot.link_messages import Transport
 from pdrelay.depot.mailbox import Mailbox
 from pdrelay.depot.outbox import FlyingBatch
 from pdrelay.depot.payload import RunEncoder
-from pdrelay.depot.sockets import CONNECT_SECONDS, dial_bulk, join_thread
+from pdrelay.depot.sockets import CONNECT_SECONDS, dial_bulk, dial_clear, join_thread
 from pdrelay.depot.tcp_info import TcpInfo, tcp_info
 from pdrelay.depot.tcp_options import set_congestion, set_pace, set_unsent
 
 BATCHES_AHEAD = 2  # handed to a thread: one it writes, one so that it need not wait for the event loop
 WATCH_SECONDS = 0.25
+MIN_WARM, MAX_WARM = 64 << 10, 1 << 20
+"""Bytes of padding that open a connection's congestion window; less is there from the start."""
+
+COLD_SECONDS = 1.0
+"""A connection that was idle for so long may have lost its congestion window."""
 
 
 class TcpSettings(NamedTuple):
@@ -34,6 +41,7 @@ class TcpSettings(NamedTuple):
     per_transfer: int = 0  # connections that one transfer may use; 0: all, and connections serve several
     congestion: str = ""
     pace: float | None = None  # bytes per second, of each
+    encryption: Encryption = "tls"
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +52,7 @@ class Lane:
     closing: bool = False
     unwritten: dict[int, FlyingBatch] = field(default_factory=dict)  # the thread may still read their bytes
     unacked: dict[int, FlyingBatch] = field(default_factory=dict)
+    used: float = float("-inf")  # when something was under way last
 
     def load(self, urgency: int) -> int:
         """Batches that one of this urgency would wait for. Less urgent ones are overtaken, unless they have begun."""
@@ -56,10 +65,9 @@ class Lane:
 
 
 class TcpLanes:
-    """`Lanes` over TLS connections, each made again when it breaks."""
+    """`Lanes` over TCP connections, each made again when it breaks."""
 
     transport: Transport = "tcp"
-    path = "tcp"
 
     def __init__(
         self,
@@ -73,12 +81,19 @@ class TcpLanes:
         """`depot` is our own name. Needs a running event loop."""
         self._settings, self._tls, self._depot, self._arena, self._encoder = settings, tls, depot, arena, encoder
         self._owner = owner
+        self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(owner.lanes_ready)
         self._callbacks = bulk_sender.Callbacks(self._mailbox.post, self._on_open, self._on_written, self._on_broken)
         self._lanes: dict[BulkSender, Lane] = {}
         self._senders: list[BulkSender] = []
+        self._secrets: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # for connections in clear
         self._rate = 0.0  # of the line
         self._watch = asyncio.create_task(self._watch_connections())
+
+    @property
+    def path(self) -> str:
+        """See Lanes."""
+        return "tcp" if self._settings.encryption == "tls" else "tcp in clear"
 
     async def prepare(self, far: FarEndpoint) -> None:
         """See Lanes. Connections are made once the link is up."""
@@ -98,6 +113,7 @@ class TcpLanes:
             sender.stop()
             if not lane.unwritten:
                 self._forget(sender, lane)
+        self._secrets = queue.SimpleQueue()  # those that are left are worth nothing any more
 
     def room(self, xfer: str, urgency: int) -> bool:
         """See Lanes."""
@@ -107,6 +123,9 @@ class TcpLanes:
         """See Lanes."""
         lane = self._choose(batch.xfer, batch.urgency)
         assert lane is not None
+        self._put_on(lane, batch)
+
+    def _put_on(self, lane: Lane, batch: FlyingBatch) -> None:
         assert lane.batches is not None
         lane.unwritten[batch.header.batch] = lane.unacked[batch.header.batch] = batch
         lane.batches.put(batch)
@@ -115,11 +134,32 @@ class TcpLanes:
         """See Lanes."""
         for lane in self._lanes.values():
             if (batch := lane.unacked.pop(number, None)) is not None:
+                lane.used = self._loop.time()
                 return batch
         return None
 
     def revoke(self, grants: Sequence[int]) -> None:
         """See Lanes. Whoever receives over connections grants nothing."""
+
+    def on_secrets(self, secrets: Sequence[bytes]) -> None:
+        """See Lanes."""
+        for secret in secrets:
+            self._secrets.put(secret)
+
+    def warm(self, round_trip_bytes: float, padding: Callable[[int], FlyingBatch]) -> list[FlyingBatch]:
+        """See Lanes."""
+        share = int(round_trip_bytes / self._settings.connections)
+        if share < MIN_WARM:
+            return []
+        batches = []
+        for sender, info in self._connections():
+            lane = self._lanes[sender]
+            idle = not lane.unacked and self._loop.time() - lane.used > COLD_SECONDS
+            if idle and info.cwnd_bytes < share / 2:
+                lane.used = self._loop.time()
+                batches.append(padding(min(share, MAX_WARM)))
+                self._put_on(lane, batches[-1])
+        return batches
 
     def use(self) -> LaneUse:
         """See Lanes."""
@@ -143,19 +183,29 @@ class TcpLanes:
 
     def _dial(self) -> Writer:
         """In a bulk connection's thread."""
-        settings = self._settings
-        sock = dial_bulk(settings.address, self._tls, settings.depot)
+        settings, secret = self._settings, self._secret()
+        sock = dial_bulk(settings.address, self._tls, settings.depot) if not secret else dial_clear(settings.address)
         try:
             set_congestion(sock, settings.congestion)
             set_unsent(sock, self._rate / settings.connections)
             if settings.pace is not None:
                 set_pace(sock, settings.pace)
-            writer = TlsWriter(sock)
-            writer.send([wire.frame(link.BulkHello(depot=self._depot))])
+            # The tag of a frame proves nothing before the other side has the secret.
+            sock.sendall(wire.frame(link.BulkHello(depot=self._depot, secret=secret)))
         except OSError:
             sock.close()
             raise
-        return writer
+        return TlsWriter(sock) if isinstance(sock, ssl.SSLSocket) else PlainWriter(sock, secret)
+
+    def _secret(self) -> bytes:
+        """What opens a connection in clear; nothing is needed for one with TLS. Raises OSError."""
+        if self._settings.encryption == "tls":
+            return b""
+        self._mailbox.post(self._owner.send, link.AskSecrets(1))
+        try:
+            return self._secrets.get(timeout=CONNECT_SECONDS)
+        except queue.Empty:
+            raise TimeoutError("the far depot gives no secret") from None
 
     async def _watch_connections(self) -> None:
         """Breaks connections that the far end has ended: what it has not read must go over another one, though there

@@ -266,7 +266,7 @@ def _fields(body: bytes | memoryview) -> list[object]:
     return [*found, None, None][:2] if isinstance(found, list) else [None, None]
 
 
-def decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview) -> T:
+def decoded(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview | msgspec.Raw) -> T:
     """`body` as `decoder` reads it. Raises ProtocolError."""
     try:
         return decoder.decode(body)

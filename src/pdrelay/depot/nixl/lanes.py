@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -88,6 +88,13 @@ class NixlLanes:
         """See Lanes."""
         self._close_grants([grant for grant in grants if not self._flying[grant]])
         self._revoked.update(grant for grant in grants if self._flying[grant])
+
+    def on_secrets(self, secrets: Sequence[bytes]) -> None:
+        """See Lanes. Nothing is in clear."""
+
+    def warm(self, round_trip_bytes: float, padding: Callable[[int], FlyingBatch]) -> list[FlyingBatch]:
+        """See Lanes. There is nothing to open."""
+        return []
 
     def use(self) -> LaneUse:
         """See Lanes."""
