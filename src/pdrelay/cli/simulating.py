@@ -42,7 +42,7 @@ def once(job: Job, files: Files, *, as_json: bool) -> None:
             trace = PerfettoWriter(files.perfetto)
             stack.callback(trace.close)
             takers.append(trace.add)
-        bar = stack.enter_context(_bar(visible=not as_json))
+        bar = stack.enter_context(progress_bar(visible=not as_json))
         ended = _run(job, takers, bar)
     seconds = time.perf_counter() - started
     if files.html is not None:
@@ -72,7 +72,7 @@ def sweep(job: Job, sweeps: list[str], processes: int, *, as_json: bool) -> None
     """Runs a scenario once for each combination of values and prints a line for each. Raises ConfigError."""
     points = combinations(job, [parse_sweep(text) for text in sweeps])
     found: list[dict[str, Any]] = []
-    with _bar(visible=not as_json) as bar:
+    with progress_bar(visible=not as_json) as bar:
         task = bar.add_task("sweep", total=len(points))
         for figures in run_all([each for _, each in points], processes):
             found.append(figures)
@@ -84,7 +84,7 @@ def sweep(job: Job, sweeps: list[str], processes: int, *, as_json: bool) -> None
     table = Table(*points[0][0], *(label for label, _ in COLUMNS))
     for row in rows:
         table.add_row(*row["parameters"].values(), *(show(row["result"]) for _, show in COLUMNS))
-    _console().print(table)
+    wide_console().print(table)
 
 
 Figures = dict[str, Any]
@@ -108,7 +108,7 @@ COLUMNS: list[tuple[str, Callable[[Figures], str]]] = [
 
 
 def _show(ended: Run, seconds: float) -> None:
-    console, outcome = _console(), ended.outcome
+    console, outcome = wide_console(), ended.outcome
     figures = outcome.as_dict()
     _complain(ended.load, console)
     if ended.comparisons:
@@ -144,7 +144,7 @@ def _sentences(figures: Figures, seconds: float) -> list[str]:
     return [*lines, f"simulated in {seconds:.1f} s"]
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     """The terminal; a file or a pipe is wide enough for every table."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
@@ -174,7 +174,8 @@ def _writer(path: Path, stack: ExitStack) -> Callable[[Record], None]:
     return lambda record: print(json.dumps(record.as_dict()), file=file)
 
 
-def _bar(*, visible: bool) -> Progress:
+def progress_bar(*, visible: bool) -> Progress:
+    """A bar on stderr, when that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not (visible and console.is_terminal))

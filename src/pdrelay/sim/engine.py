@@ -273,9 +273,16 @@ class Engine:
         cost = profile.extend if forward.extend else profile.prefill
         if isinstance(cost, ForwardCost):
             pairs = tokens * (behind + done) + tokens * (tokens + 1) / 2
-            return cost.per_token * tokens + cost.per_pair * pairs + (0.0 if done else cost.fixed)
+            return (
+                cost.per_token * tokens + cost.per_pair * pairs + (0.0 if done else self._fixed_seconds(forward, cost))
+            )
         before = profile.prefill_seconds(done, behind)
         return profile.prefill_seconds(done + tokens, behind) - before
+
+    def _fixed_seconds(self, forward: Forward, cost: ForwardCost) -> float:
+        """An extension rides along with a decode step: the weights are read once for both."""
+        shared = self._fixed if forward.extend and self._batch else 0.0
+        return max(0.0, cost.fixed - shared)
 
     def _end(self) -> None:
         """A segment has ended."""
