@@ -21,7 +21,7 @@ from pdrelay.kv.contract import KVContract
 SENDER, RECEIVER = "host-a", "host-b"
 READY_SECONDS = 20.0
 
-Encryption = Literal["all", "control"]
+Encryption = Literal["tls", "control"]
 
 
 class Route(NamedTuple):
@@ -44,7 +44,7 @@ class LinkOptions(NamedTuple):
     connections: int = 4
     rate: str = "10gbit"
     rtt: str = "1ms"
-    encryption: Encryption = "all"
+    encryption: Encryption = "tls"
     schedule: ScheduleName = "srpt"
 
 
@@ -154,5 +154,7 @@ def _config(home: Path, tls: Path, route: Route, link: LinkOptions, arena: int) 
     yield f'rtt = "{link.rtt}"'
     yield f"connections = {link.connections}"
     yield f'schedule = "{link.schedule}"'
+    if link.encryption != "tls":
+        yield f'encryption = "{link.encryption}"'
     yield f'control = {{ {RECEIVER} = "{route.control}" }}'
     yield f'bulk = {{ {RECEIVER} = "{route.bulk}" }}'

@@ -40,7 +40,7 @@ async def shaped(settings: Settings, place: Place, progress: Progress) -> Shaped
     async with opened(settings.line, rate, rtt, place.home) as line:
         entries = [
             Entry(YARDSTICK, partial(_iperf3, settings, line, size), ""),
-            Entry("pdrelay, TLS", partial(_our_link, "tls", settings, place, line, pages, "all"), YARDSTICK),
+            Entry("pdrelay, TLS", partial(_our_link, "tls", settings, place, line, pages, "tls"), YARDSTICK),
         ]
         rows = await compare(entries, settings.rounds, progress)
         return Shaped(

@@ -35,8 +35,9 @@ async def throughput(settings: Settings, place: Place, progress: Progress) -> Th
     size = settings.shape.pages(settings.size) * settings.shape.page_bytes
     loop = partial(bare_loop, connections=settings.connections, chunk=settings.chunk, size=size, logs=place.home)
     entries = [
+        Entry("pdrelay, plain", partial(_our_link, "plain", settings, place, "control"), "bare loop, plain"),
         Entry("bare loop, plain", partial(loop, "bare-plain", tls=None), ""),
-        Entry("pdrelay, TLS", partial(_our_link, "tls", settings, place, "all"), "bare loop, TLS"),
+        Entry("pdrelay, TLS", partial(_our_link, "tls", settings, place, "tls"), "bare loop, TLS"),
         Entry("bare loop, TLS", partial(loop, "bare-tls", tls=place.certificates), ""),
         *(Entry(name, partial(_peer, settings, name, size), "bare loop, plain") for name in PEERS),
     ]
