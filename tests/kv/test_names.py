@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdrelay.kv.names import UNIT_TOKENS, Scope, extend_pages, prompt_pages, root
+from pdrelay.kv.names import UNIT_TOKENS, Item, Scope, extend_pages, prompt_pages, root
 
 KEY = b"k" * 32
 ROOT = root(Scope("model"), KEY)
@@ -37,6 +37,29 @@ def test_unlike_page_sizes_share_names_where_pages_end_together(tokens):
     assert list(large.full) == list(small.full[1::2])
 
 
+items = st.lists(st.builds(Item, st.integers(0, 199), st.sampled_from(["cat", "dog"])), max_size=4).map(sorted)
+
+
+@given(token_ids, items, items, page_sizes)
+def test_an_item_changes_the_page_that_it_starts_in_and_all_later_ones(tokens, a, b, page):
+    left, right = (prompt_pages(tokens, page, ROOT, KEY, found) for found in (a, b))
+    for index, (x, y) in enumerate(zip(left.full, right.full, strict=True)):
+        end = (index + 1) * page
+        assert (x == y) == ([i for i in a if i.position < end] == [i for i in b if i.position < end])
+    if left.tail is not None:
+        inside = [[i for i in found if i.position < len(tokens)] for found in (a, b)]
+        assert (left.tail == right.tail) == (inside[0] == inside[1])
+
+
+@given(token_ids, items, st.integers(0, 200), page_sizes)
+def test_extending_and_unlike_pages_name_items_alike(tokens, found, cut, page):
+    known = prompt_pages(tokens[:cut], page, ROOT, KEY, [item for item in found if item.position < cut]).full
+    whole = prompt_pages(tokens, page, ROOT, KEY, found).full
+    assert [*known, *extend_pages(known, tokens, page, ROOT, KEY, items=found)] == list(whole)
+    small = prompt_pages(tokens, UNIT_TOKENS, ROOT, KEY, found).full
+    assert list(whole) == list(small[page // UNIT_TOKENS - 1 :: page // UNIT_TOKENS][: len(whole)])
+
+
 def test_a_tail_is_never_taken_for_a_page():
     tokens = list(range(UNIT_TOKENS))
     tail = prompt_pages(tokens, 2 * UNIT_TOKENS, ROOT, KEY).tail
@@ -50,7 +73,6 @@ def test_a_tail_is_never_taken_for_a_page():
         Scope("model", revision="r"),
         Scope("model", lora="l"),
         Scope("model", cache_salt="s"),
-        Scope("model", multimodal=("m",)),
         Scope("mode", revision="l"),
     ],
 )

@@ -231,7 +231,7 @@ def _blocks(*ids: int) -> SimpleNamespace:
 def _request(**changes: object) -> SimpleNamespace:
     fields: dict[str, object] = {
         "request_id": "r", "prompt_token_ids": list(range(40)), "all_token_ids": list(range(40)), "num_tokens": 40,
-        "cache_salt": None, "lora_request": None, "mm_features": [], "kv_transfer_params": None,
+        "cache_salt": None, "lora_request": None, "mm_features": [], "prompt_embeds": None, "kv_transfer_params": None,
         "skip_reading_prefix_cache": False, "num_preemptions": 0, "num_computed_tokens": 0,
         "is_finished": lambda: False,
     }  # fmt: skip

@@ -8,6 +8,9 @@ of whole units that is also a run of whole engine blocks.
 Models whose layers keep KV in several groups have one page a group for the same tokens: the name of a page of group g
 is the logical name, followed by one byte g unless g is 0.
 
+An image, or whatever else a model reads besides tokens, is an *item*: it enters the chain with the unit in which it
+starts. So the pages before an image are those of the same text without it, and all later ones depend on what it shows.
+
 The key is a fleet secret: without it nobody can guess a name and probe whether another tenant's prompt is cached.
 """
 
@@ -29,9 +32,15 @@ class Scope(NamedTuple):
 
     model: str
     revision: str = ""
-    lora: str = ""
+    lora: str = ""  # adapter, with what tells apart its versions
     cache_salt: str = ""
-    multimodal: tuple[str, ...] = ()
+
+
+class Item(NamedTuple):
+    """Content that is not text."""
+
+    position: int  # of its first placeholder token in the prompt
+    content: str  # hash of it, the same wherever it is read
 
 
 class PromptPages(NamedTuple):
@@ -65,7 +74,7 @@ def group_of(name: bytes) -> int:
 def root(scope: Scope, key: bytes) -> bytes:
     """The chain's start for `scope`. Fields are length-prefixed, so no two scopes share an encoding."""
     state = blake2b(key=key, digest_size=NAME_BYTES, person=b"pdrelay.root")
-    fields = (scope.model, scope.revision, scope.lora, scope.cache_salt, *scope.multimodal)
+    fields = (scope.model, scope.revision, scope.lora, scope.cache_salt)
     for text in fields:
         data = text.encode()
         state.update(len(data).to_bytes(4, "little") + data)
@@ -77,8 +86,13 @@ def advance(state: bytes, unit: bytes, key: bytes) -> bytes:
     return blake2b(state + unit, key=key, digest_size=NAME_BYTES, person=b"pdrelay.unit").digest()
 
 
-def prompt_pages(token_ids: Sequence[int], page_tokens: int, scope_root: bytes, key: bytes) -> PromptPages:
-    """Names of all pages of `token_ids`. Raises ValueError when `page_tokens` is not a multiple of the unit."""
+def prompt_pages(
+    token_ids: Sequence[int], page_tokens: int, scope_root: bytes, key: bytes, items: Sequence[Item] = ()
+) -> PromptPages:
+    """Names of all pages of `token_ids`, with `items` in the order of their positions.
+
+    Raises ValueError when `page_tokens` is not a multiple of the unit.
+    """
     if page_tokens <= 0 or page_tokens % UNIT_TOKENS:
         raise ValueError(f"page of {page_tokens} tokens is not a multiple of the unit of {UNIT_TOKENS}")
     data, length = _packed(token_ids), len(token_ids)
@@ -86,11 +100,19 @@ def prompt_pages(token_ids: Sequence[int], page_tokens: int, scope_root: bytes, 
     state = scope_root
     units_per_page = page_tokens // UNIT_TOKENS
     whole_units = length // page_tokens * units_per_page
+    begin: dict[int, list[Item]] = {}  # items by the unit in which they start
+    for item in items:
+        if item.position < length:
+            begin.setdefault(item.position // UNIT_TOKENS, []).append(item)
     for index in range(whole_units):
+        if index in begin:
+            state = _with_items(state, begin[index], index * UNIT_TOKENS, key)
         state = advance(state, data[index * UNIT_BYTES : (index + 1) * UNIT_BYTES], key)
         if (index + 1) % units_per_page == 0:
             full.append(state)
     rest = data[whole_units * UNIT_BYTES :]
+    late = [item for unit in sorted(begin) if unit >= whole_units for item in begin[unit]]
+    state = _with_items(state, late, whole_units * UNIT_TOKENS, key)
     tail = _tail_name(state, rest, key) if rest else None
     return PromptPages(tuple(full), tail, page_tokens, length)
 
@@ -102,15 +124,17 @@ def extend_pages(
     scope_root: bytes,
     key: bytes,
     length: int | None = None,
+    items: Sequence[Item] = (),
 ) -> list[bytes]:
     """Names of the whole pages of `token_ids` that come after the known ones, `pages`; costs only the new tokens.
 
     `length` takes the first so many tokens only.
     """
     known = len(pages)
+    rest = [Item(at - known * page_tokens, content) for at, content in items if at >= known * page_tokens]
     state = pages[-1] if pages else scope_root
     fresh = token_ids[known * page_tokens : (len(token_ids) if length is None else length) // page_tokens * page_tokens]
-    return list(prompt_pages(fresh, page_tokens, state, key).full)
+    return list(prompt_pages(fresh, page_tokens, state, key, rest).full)
 
 
 UNIT_BYTES = UNIT_TOKENS * 4
@@ -118,6 +142,15 @@ UNIT_BYTES = UNIT_TOKENS * 4
 
 def _packed(token_ids: Sequence[int]) -> bytes:
     return array("I", token_ids).tobytes()
+
+
+def _with_items(state: bytes, items: Sequence[Item], start: int, key: bytes) -> bytes:
+    """The chain, once it knows the items that begin after token `start`."""
+    for position, content in items:
+        where = (position - start).to_bytes(4, "little")
+        data = state + where + content.encode()
+        state = blake2b(data, key=key, digest_size=NAME_BYTES, person=b"pdrelay.item").digest()
+    return state
 
 
 def _tail_name(state: bytes, rest: bytes, key: bytes) -> bytes:

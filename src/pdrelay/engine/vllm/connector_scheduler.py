@@ -24,7 +24,7 @@ from pdrelay.engine.vllm.pages import Naming, RequestPages
 from pdrelay.engine.vllm.settings import Settings
 from pdrelay.errors import ArenaFullError, DepotError, DepotUnavailableError
 from pdrelay.kv.demand import grows, published_tokens
-from pdrelay.kv.names import Scope
+from pdrelay.kv.names import Item, Scope
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -52,13 +52,15 @@ class SchedulerSide:
     def on_new_request(self, request: Request) -> None:
         """A request was added."""
         self._depot()
-        if request.prompt_token_ids is None or request.mm_features or self._key is None:
+        # Embeddings have no ids that could name them.
+        if request.prompt_token_ids is None or request.prompt_embeds is not None or self._key is None:
             return
         lora = request.lora_request.lora_name if request.lora_request is not None else ""
         scope = Scope(self._settings.model, self._settings.revision, lora, request.cache_salt or "")
         prompt = request.prompt_token_ids
         prompt = prompt[: published_tokens(len(prompt), self._groups)]
-        pages = RequestPages(Naming(scope, self._key, self._page_tokens), prompt)
+        items = [Item(item.mm_position.offset, item.identifier) for item in request.mm_features]
+        pages = RequestPages(Naming(scope, self._key, self._page_tokens), prompt, items)
         owner = f"{self._settings.instance}/{request.request_id}"
         publish = PUBLISH in (request.kv_transfer_params or {})
         self._jobs[request.request_id] = Job(request, owner, publish, pages)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from pdrelay.kv.names import PromptPages, Scope, extend_pages, prompt_pages, root
+from pdrelay.kv.names import Item, PromptPages, Scope, extend_pages, prompt_pages, root
 
 scope_root = lru_cache(maxsize=1024)(root)
 
@@ -25,10 +25,11 @@ class RequestPages:
     `prompt` holds the tokens that a prompt's pages cover; with linear states that is one less than it has.
     """
 
-    def __init__(self, naming: Naming, prompt: Sequence[int]) -> None:
-        self._naming = naming
+    def __init__(self, naming: Naming, prompt: Sequence[int], items: Sequence[Item] = ()) -> None:
+        """`items` are what the prompt holds besides text."""
+        self._naming, self._items = naming, items
         self._root = scope_root(naming.scope, naming.key)
-        self.prompt: PromptPages = prompt_pages(prompt, naming.page_tokens, self._root, naming.key)
+        self.prompt: PromptPages = prompt_pages(prompt, naming.page_tokens, self._root, naming.key, items)
         self._full = list(self.prompt.full)
 
     def full(self, token_ids: Sequence[int], length: int) -> list[bytes]:
@@ -36,7 +37,8 @@ class RequestPages:
         page_tokens = self._naming.page_tokens
         count = length // page_tokens
         if count > len(self._full):
-            self._full += extend_pages(self._full, token_ids, page_tokens, self._root, self._naming.key, length)
+            key, items = self._naming.key, self._items
+            self._full += extend_pages(self._full, token_ids, page_tokens, self._root, key, length, items)
         return self._full[:count]
 
     def prefixes(self, token_ids: Sequence[int], length: int) -> list[PromptPages]:
