@@ -145,6 +145,21 @@ def test_a_good_file(write, tmp_path):
             r"policy.hit_threshold: found 2.0, expected a number",
         ),
         ("[gateway]", '[policy]\nname = "best"\n[gateway]', r"policy.name: found 'best', expected one of .*pdd"),
+        (
+            "[gateway]",
+            '[[adapter]]\nname = "smollm2"\npath = "a"\n[gateway]',
+            r"adapter\[0\].name: found 'smollm2', expected a name, and not the model's",
+        ),
+        (
+            "[gateway]",
+            '[[adapter]]\nname = "a"\npath = ""\n[gateway]',
+            r"adapter\[0\].path: found '', expected a directory with PEFT's",
+        ),
+        (
+            "[gateway]",
+            '[[adapter]]\nname = "a"\npath = "a"\nrank = 1000\n[gateway]',
+            r"adapter\[0\].rank: found 1000, expected a number from 1 to 512",
+        ),
         ("[model]", "[model", r"not valid TOML"),
     ],
 )

@@ -46,7 +46,7 @@ class Site:
 
         return EmulatedBackend(
             instance=name, model="m", max_model_len=MAX_MODEL_LEN, profile=profile, control=self.control,
-            depot=HostDepot(connect(), connect), publish_decode=name == "MD",
+            depot=HostDepot(connect(), connect), publish_decode=name == "MD", adapters={"pirate": "pirate@1"},
             clock=ScaledClock(0),
         )  # fmt: skip
 
@@ -114,8 +114,8 @@ def sampling_of(max_tokens: int = 40, **options: object) -> Sampling:
     return Sampling(max_tokens=max_tokens, **options)
 
 
-def reference(prompt: list[int], sampling: Sampling) -> tuple[list[int], tuple[str, int | None]]:
-    ids, stop = reference_tokens(prompt, sampling, PROFILE.vocabulary, MAX_MODEL_LEN)
+def reference(prompt: list[int], sampling: Sampling, lora: str = "") -> tuple[list[int], tuple[str, int | None]]:
+    ids, stop = reference_tokens(prompt, sampling, PROFILE.vocabulary, MAX_MODEL_LEN, lora)
     return ids, tuple(stop)
 
 
@@ -246,6 +246,24 @@ async def test_what_the_arena_lost_comes_back_from_disk() -> None:
         use, disk = near.depot.hub.stats().use["RLD"], near.depot.hub.stats().disk
         assert use == Use(requests=1, arena=96 - 16 * disk.restored_pages, disk=16 * disk.restored_pages)
         assert disk.restored_pages >= 4
+
+
+async def test_an_adapter_never_reads_the_pages_of_its_base() -> None:
+    prompt, sampling = prompt_of(100), sampling_of()
+    base, (adapted, _) = reference(prompt, sampling), reference(prompt, sampling, "pirate")
+    assert base[0] != adapted
+    async with sites(("P", "RLD")) as (near,):
+        await prefill(near, prompt, sampling, "a")
+        for sid, cached in (("b", 0), ("c", 96)):
+            request = Open(sid=sid, mode="prefill", prompt=prompt, sampling=sampling, lora="pirate")
+            first, _ = await drain(near.engines["P"].open(request))
+            assert (first.ids, first.prefilled.cached_tokens) == (adapted[:1], cached)
+        request = Open(sid="d", mode="decode", prompt=prompt, sampling=sampling, lora="pirate")
+        run = await decode(near.engines["RLD"], request)
+        assert (ids_of(run), run[0].loaded_tokens) == (adapted, 96)
+        unknown = Open(sid="e", mode="decode", prompt=prompt, sampling=sampling, lora="poet")
+        (failed,) = await decode(near.engines["RLD"], unknown)
+        assert failed.message == "the engine has no adapter 'poet'; it has pirate"
 
 
 async def test_an_engine_that_restarts_finds_its_pages_at_the_depot() -> None:

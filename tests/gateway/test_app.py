@@ -9,6 +9,7 @@ import pytest
 from fake_generator import FakeGenerator, Script, batches
 
 from pdrelay.errors import DepotUnavailableError, EngineRejectedError, EngineUnavailableError, PlacementError
+from pdrelay.gateway.app import build_app
 from pdrelay.gateway.base import Finish, InstanceState
 from pdrelay.gateway.text import Text
 
@@ -214,6 +215,22 @@ async def test_models(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models/tiny")).json() == card
     missing = await client.get("/v1/models/org/other")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_adapters_are_models(generator: FakeGenerator, text: Text) -> None:
+    app = build_app(generator, text, "tiny", adapters=["pirate"])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        cards = (await client.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["parent"]) for card in cards] == [("tiny", None), ("pirate", "tiny")]
+        assert (await client.get("/v1/models/pirate")).json() == cards[1]
+        for model in ("pirate", "tiny", None):
+            generator.play([5, 6], finish=Finish("length", None))
+            body = {"prompt": "hello", "max_tokens": 2} | ({"model": model} if model else {})
+            answer = (await client.post("/v1/completions", json=body)).json()
+            assert answer["model"] == (model or "tiny")
+        assert [request.lora for request in generator.requests] == ["pirate", "", ""]
+        missing = await client.post("/v1/completions", json={"prompt": "hello", "model": "poet"})
+        assert "serves 'tiny', 'pirate'" in missing.json()["error"]["message"]
 
 
 async def test_health(client: httpx.AsyncClient, generator: FakeGenerator) -> None:

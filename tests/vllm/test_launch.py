@@ -137,6 +137,22 @@ def test_the_printed_line_is_what_is_run(config: Path) -> None:
     assert words == ["env", *(f"{key}={value}" for key, value in command.env.items()), *command.argv]
 
 
+def test_adapters_are_served_as_models_of_their_own(config: Path) -> None:
+    argv = launch.command(load(config), "p-0").argv
+    assert "--enable-lora" not in argv
+    adapters = [("pirate", 8), ("poet", 20)]
+    config.write_text(
+        TOML + "".join(f'[[adapter]]\nname = "{name}"\npath = "{name}-v1"\nrank = {rank}\n' for name, rank in adapters)
+    )
+    argv = launch.command(load(config), "p-0").argv
+    assert "--enable-lora" in argv
+    assert [_option(argv, name) for name in ("--max-loras", "--max-cpu-loras", "--max-lora-rank")] == ["2", "2", "32"]
+    at = argv.index("--lora-modules")
+    assert argv[at + 1 : at + 3] == [f"{name}={config.parent / name}-v1" for name, _ in adapters]
+    settings = parse(_extra(load(config), "p-0"))
+    assert settings.adapters == {"pirate": "pirate@", "poet": "poet@"}
+
+
 def test_an_unknown_instance_is_told(config: Path) -> None:
     result = CliRunner().invoke(engine_command, ["--config", str(config), "--name", "x"])
     assert isinstance(result.exception, ConfigError)

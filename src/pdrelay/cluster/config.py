@@ -17,6 +17,10 @@ GATEWAY = "gateway"
 """Name of the gateway's certificate in the fleet's TLS directory."""
 
 
+MAX_RANK = 512
+"""Of a LoRA adapter, in vLLM."""
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The model that the fleet serves. `path` holds tokenizer and weights."""
 
@@ -28,6 +32,20 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tool_parser: str = ""  # vLLM's name of the parser of the model's tool calls; empty for none
     reasoning_parser: str = ""  # the same of its reasoning
     chat_template: str = ""  # a file instead of the template that comes with the model
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A LoRA adapter that is served as a model of its own. `path` holds PEFT's files, on every engine's host."""
+
+    name: str
+    path: str
+    revision: str = ""  # pages of one revision are never used for another
+    rank: int = 16
+
+    @property
+    def identity(self) -> str:
+        """What tells its KV from that of others, in the names of pages."""
+        return f"{self.name}@{self.revision}"
 
 
 class Gateway(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,6 +88,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     host: list[Host]
     instance: list[Instance]
     link: list[Link] = []
+    adapter: list[Adapter] = []
 
     def host_named(self, name: str) -> Host:
         """The host called `name`. Raises ConfigError."""
@@ -96,6 +115,7 @@ def load(path: Path) -> Deployment:
 _PATH_KEYS = {
     ("model", "path"),
     ("model", "chat_template"),
+    ("adapter", "path"),
     ("tls", "directory"),
     ("host", "socket"),
     ("host.disk", "path"),
@@ -135,6 +155,7 @@ def _problems(deployment: Deployment) -> Iterable[Problem]:
     yield from _duplicates("cluster", [c.name for c in deployment.cluster])
     yield from _duplicates("host", [h.name for h in deployment.host])
     yield from _duplicates("instance", [i.name for i in deployment.instance])
+    yield from _adapters(deployment)
     yield from _shared_names(deployment, set(hosts))
     yield from _references(deployment, clusters, set(hosts))
     yield from _quantities(deployment)
@@ -183,6 +204,17 @@ def _duplicates(table: str, names: list[str]) -> Iterable[Problem]:
     for index, name in enumerate(names):
         if name in names[:index]:
             yield f"{table}[{index}].name", repr(name), "a name that no other has"
+
+
+def _adapters(deployment: Deployment) -> Iterable[Problem]:
+    yield from _duplicates("adapter", [adapter.name for adapter in deployment.adapter])
+    for index, adapter in enumerate(deployment.adapter):
+        if adapter.name in ("", deployment.model.name):
+            yield f"adapter[{index}].name", repr(adapter.name), "a name, and not the model's"
+        if not adapter.path:
+            yield f"adapter[{index}].path", "''", "a directory with PEFT's adapter_config.json"
+        if not 1 <= adapter.rank <= MAX_RANK:
+            yield f"adapter[{index}].rank", adapter.rank, f"a number from 1 to {MAX_RANK}"
 
 
 def _shared_names(deployment: Deployment, hosts: set[str]) -> Iterable[Problem]:

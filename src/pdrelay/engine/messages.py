@@ -109,6 +109,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", omit_defaults=
     await_names: list[bytes] = []
     eager: list[int] = []  # output tokens known at open
     cache_salt: str = ""
+    lora: str = ""  # name of the adapter
 
 
 class Extend(msgspec.Struct, frozen=True, tag="extend"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 import msgspec
@@ -42,9 +42,19 @@ Parse = Callable[[bytes], ChatRequest | CompletionRequest]
 class FrontEnd:
     """The endpoints."""
 
-    def __init__(self, generator: Generator, text: Text, model_name: str, *, debug: bool, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        text: Text,
+        model_name: str,
+        *,
+        debug: bool,
+        metrics: Metrics,
+        adapters: Sequence[str],
+    ) -> None:
         self._generator, self._text, self._model, self._metrics = generator, text, model_name, metrics
-        self._preparer = Preparer(generator, text, model_name, debug=debug)
+        self._adapters = adapters
+        self._preparer = Preparer(generator, text, model_name, debug=debug, adapters=adapters)
         digest = hashlib.sha256(model_name.encode()).hexdigest()[:8]
         self._fingerprint = f"pdrelay-{version('pdrelay')}-{digest}"
         self._since = int(time.time())
@@ -59,12 +69,13 @@ class FrontEnd:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return _json(ModelList(data=[self._card()]))
+        return _json(ModelList(data=[self._card(name) for name in (self._model, *self._adapters)]))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
-        self._preparer.check_model(request.path_params["model"])
-        return _json(self._card())
+        name = request.path_params["model"]
+        self._preparer.check_model(name)
+        return _json(self._card(name))
 
     async def health(self, request: Request) -> Response:
         """GET /health: the instances; 503 when no request can be served."""
@@ -96,7 +107,9 @@ class FrontEnd:
             return fault.response()
         meter = Meter(self._metrics, endpoint, arrival)
         meter.prompt(sum(len(choice.prompt) for choice in choices if choice.leader is None))
-        frames = Frames(endpoint, self._head(request_id), choices=len(choices), usage=prepared.wanted.usage)
+        frames = Frames(
+            endpoint, self._head(request_id, parsed.model), choices=len(choices), usage=prepared.wanted.usage
+        )
         return Answer(request_id, prepared.wanted, choices, frames, self._text, meter)
 
     def _serving_for(self, request: ChatRequest) -> Serving | None:
@@ -121,23 +134,30 @@ class FrontEnd:
             )
         return choices
 
-    def _head(self, request_id: str) -> Head:
-        return Head(request_id, int(time.time()), self._model, self._fingerprint)
+    def _head(self, request_id: str, model: str | None) -> Head:
+        return Head(request_id, int(time.time()), model or self._model, self._fingerprint)
 
-    def _card(self) -> ModelCard:
+    def _card(self, name: str) -> ModelCard:
+        parent = self._model if name != self._model else None
         length = self._generator.max_model_len
-        return ModelCard(id=self._model, created=self._since, root=self._model, max_model_len=length)
+        return ModelCard(id=name, created=self._since, root=name, parent=parent, max_model_len=length)
 
 
 def build_app(
-    generator: Generator, text: Text, model_name: str, *, debug: bool = False, metrics: Metrics | None = None
+    generator: Generator,
+    text: Text,
+    model_name: str,
+    *,
+    debug: bool = False,
+    metrics: Metrics | None = None,
+    adapters: Sequence[str] = (),
 ) -> Starlette:
     """The ASGI application of the gateway.
 
     `model_name` is what clients call the model. With `debug` the debug controls of requests are honoured. `metrics`
-    may come with a registry that other parts of the process share.
+    may come with a registry that other parts of the process share. `adapters` are served as models of their own.
     """
-    front = FrontEnd(generator, text, model_name, debug=debug, metrics=metrics or Metrics())
+    front = FrontEnd(generator, text, model_name, debug=debug, metrics=metrics or Metrics(), adapters=adapters)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", front.chat, methods=["POST"]),

@@ -46,6 +46,7 @@ class GenerationRequest(NamedTuple):
     cache_salt: str = ""
     debug: DebugControls = DebugControls()
     max_gap: float = 0.0  # longest pause between tokens that the client accepts, seconds; 0 when it did not say
+    lora: str = ""  # name of the adapter
 
 
 @dataclass(frozen=True, slots=True)

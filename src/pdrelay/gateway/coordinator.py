@@ -57,6 +57,7 @@ class Coordinator:
             policy.name, policy.hit_threshold, parse_time(policy.wan_budget), recompute=policy.recompute
         )
         self._policy_state = self._policy.initial()
+        self._adapters = {adapter.name: adapter.identity for adapter in deployment.adapter}
         self._index = PageIndex()
         self._lines = Lines(deployment)
         profiled = [i for i in deployment.instance if i.profile and deployment.policy.recompute]
@@ -175,7 +176,8 @@ class Coordinator:
             details = ", ".join(f"{state.instance}: {state.detail}" for state in self.health())
             raise PlacementError(f"no engine has been reached yet ({details})")
         key, contract = self._fleet_key(), hellos[0].contract
-        scope = Scope(contract.model, contract.revision, cache_salt=request.cache_salt)
+        lora = self._adapters.get(request.lora, "")
+        scope = Scope(contract.model, contract.revision, lora, request.cache_salt)
         published = request.prompt[: published_tokens(len(request.prompt), contract.groups)]
         return prompt_pages(published, contract.page_tokens, root(scope, key), key)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -71,8 +72,11 @@ class Prompt(NamedTuple):
 class Preparer:
     """Checks requests against the model and what the deployment holds."""
 
-    def __init__(self, generator: Generator, text: Text, model_name: str, *, debug: bool) -> None:
+    def __init__(
+        self, generator: Generator, text: Text, model_name: str, *, debug: bool, adapters: Sequence[str] = ()
+    ) -> None:
         self._generator, self._text, self._model, self._debug = generator, text, model_name, debug
+        self._adapters = adapters
 
     @property
     def limits(self) -> Limits:
@@ -108,7 +112,7 @@ class Preparer:
             own_id = request_id if request.n == 1 else f"{request_id}-{number}"
             return common._replace(request_id=own_id, prompt=wanted.prompt, sampling=wanted.sampling)
 
-        own = for_serving(body, self._model, request_id.removeprefix("chatcmpl-"))
+        own = for_serving(body, request.model or self._model, request_id.removeprefix("chatcmpl-"))
         return Served(request_id, own, request.pdrelay.trace, plan)
 
     def _checked(self, request: CommonRequest, limits: Limits, arrival: float) -> GenerationRequest:
@@ -121,13 +125,23 @@ class Preparer:
         max_gap = request.pdrelay.max_gap_ms / 1000
         if max_gap < 0:
             raise RequestError("pdrelay.max_gap_ms must not be negative.", param="pdrelay.max_gap_ms")
-        return GenerationRequest("", arrival, [], Sampling(max_tokens=1), request.cache_salt, debug, max_gap)
+        return GenerationRequest(
+            request_id="",
+            arrival=arrival,
+            prompt=[],
+            sampling=Sampling(max_tokens=1),
+            cache_salt=request.cache_salt,
+            debug=debug,
+            max_gap=max_gap,
+            lora=request.model if request.model and request.model in self._adapters else "",
+        )
 
     def check_model(self, model: str | None) -> None:
-        """Raises RequestError unless `model` is the one that is served."""
-        if model not in (None, self._model):
+        """Raises RequestError unless `model` is served: the model itself, or an adapter of it."""
+        if model not in (None, self._model, *self._adapters):
+            served = ", ".join(repr(name) for name in (self._model, *self._adapters))
             raise RequestError(
-                f"The model {model!r} does not exist. This server serves {self._model!r}.",
+                f"The model {model!r} does not exist. This server serves {served}.",
                 status=404,
                 param="model",
                 code="model_not_found",

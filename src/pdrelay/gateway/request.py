@@ -192,6 +192,7 @@ class RequestRun:
             sampling=request.sampling,
             await_names=list(await_names),
             cache_salt=request.cache_salt,
+            lora=request.lora,
         )
 
     def _open_relay(self, await_names: tuple[bytes, ...]) -> None:

@@ -185,7 +185,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "pdrelay"
     root: str
-    parent: None = None
+    parent: str | None = None  # the model that it is an adapter of
     max_model_len: int
 
 

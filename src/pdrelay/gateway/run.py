@@ -55,7 +55,14 @@ async def serve(deployment: Deployment) -> None:
     text = load_text(Path(deployment.model.path), deployment.model.chat_template)
     metrics = Metrics()
     async with coordinator(deployment, metrics.registry) as running:
-        app = build_app(running, text, deployment.model.name, debug=deployment.gateway.debug, metrics=metrics)
+        app = build_app(
+            running,
+            text,
+            deployment.model.name,
+            debug=deployment.gateway.debug,
+            metrics=metrics,
+            adapters=[adapter.name for adapter in deployment.adapter],
+        )
         await uvicorn.Server(server_config(app, host, port)).serve()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from itertools import count
 from uuid import uuid4
 
@@ -44,11 +44,14 @@ class EmulatedBackend:
         depot: HostDepot,
         control: DepotControl,
         publish_decode: bool = False,
+        adapters: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> None:
         memory = KvMemory(profile.kv.capacity_pages, profile.limits.max_num_seqs, depot.report_held)
         steps = StepLoop(profile, clock or ScaledClock())
-        self._parts = EngineParts(profile, profile.contract(model, revision), max_model_len, memory, steps)
+        self._parts = EngineParts(
+            profile, profile.contract(model, revision), max_model_len, memory, steps, adapters or {}
+        )
         self._depot, self._control, self._publish_decode = depot, control, publish_decode
         self._owners = count(1)
         self._publishing: set[asyncio.Task[None]] = set()

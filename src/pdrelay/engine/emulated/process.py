@@ -74,6 +74,7 @@ async def _backend(deployment: Deployment, instance: Instance) -> AsyncIterator[
         depot=HostDepot(first, connect),
         control=control,
         publish_decode=Role.DECODE in instance.roles,
+        adapters={adapter.name: adapter.identity for adapter in deployment.adapter},
     )
     try:
         yield backend

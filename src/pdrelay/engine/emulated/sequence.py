@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdrelay.depot.base import PageKind, Use
@@ -33,6 +33,7 @@ class EngineParts:
     max_model_len: int
     memory: KvMemory
     steps: StepLoop
+    adapters: Mapping[str, str]  # by name, and what stands for each in page names
 
 
 class Running:
@@ -42,9 +43,11 @@ class Running:
         self._parts, self._depot, self._owner = parts, depot, owner
         self._check(request)
         self._key = key = depot.fleet_key
-        self._root = root(Scope(parts.contract.model, parts.contract.revision, cache_salt=request.cache_salt), key)
+        self._root = root(self._scope(request), key)
         self._prompt = prompt_pages(request.prompt, parts.contract.page_tokens, self._root, key)
-        self.output = Output(parts.profile.vocabulary, request.prompt, request.sampling, parts.max_model_len)
+        self.output = Output(
+            parts.profile.vocabulary, request.prompt, request.sampling, parts.max_model_len, request.lora
+        )
         self.output.append(request.eager)
         self._full = list(self._prompt.full)  # names of whole pages, the output's included as they fill
         self._claim: Claim | None = None
@@ -195,6 +198,13 @@ class Running:
     def _held_claim(self) -> Claim:
         assert self._claim is not None, "not admitted"
         return self._claim
+
+    def _scope(self, request: Open) -> Scope:
+        contract, adapters = self._parts.contract, self._parts.adapters
+        if request.lora and request.lora not in adapters:
+            served = ", ".join(adapters) or "none"
+            raise EngineRejectedError(f"the engine has no adapter {request.lora!r}; it has {served}", 503)
+        return Scope(contract.model, contract.revision, adapters.get(request.lora, ""), request.cache_salt)
 
     def _check(self, request: Open) -> None:
         if not request.prompt:

@@ -1,8 +1,8 @@
 """The emulated model: which token follows, and when the output ends. Pure.
 
-The next token is a function of all token ids before it, the seed, and the *drift* of the KV it attends to: a digest
-of every loaded page whose bytes are not those that its name stands for (`emulated/pages.py`), empty when all are
-right. So every correct path through any engines gives one and the same output, and one lost token, wrong splice or
+The next token is a function of all token ids before it, the seed, the adapter, and the *drift* of the KV it attends to:
+a digest of every loaded page whose bytes are not those that its name stands for (`emulated/pages.py`), empty when all
+are right. So every correct path through any engines gives one and the same output, and one lost token, wrong splice or
 wrong page changes all that follows.
 """
 
@@ -30,13 +30,15 @@ class Stop(NamedTuple):
 class Output:
     """The tokens of one sequence: the prompt, then the output that grows."""
 
-    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], sampling: Sampling, max_model_len: int) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, prompt: Sequence[int], sampling: Sampling, max_model_len: int, lora: str = ""
+    ) -> None:
         self._vocabulary, self._sampling = vocabulary, sampling
         self.token_ids = list(prompt)
         self.prompt_tokens = len(prompt)
         self.limit = min(sampling.max_tokens, max_model_len - len(prompt))
         seed = b"" if sampling.seed is None else sampling.seed.to_bytes(16, "little", signed=True)
-        start = blake2b(seed, digest_size=16, person=b"pdrelay.model").digest()
+        start = blake2b(seed + lora.encode(), digest_size=16, person=b"pdrelay.model").digest()
         self._state = functools.reduce(_advance, prompt, start)
 
     @property
@@ -99,10 +101,10 @@ class Output:
 
 
 def reference_tokens(
-    prompt: Sequence[int], sampling: Sampling, vocabulary: Vocabulary, max_model_len: int
+    prompt: Sequence[int], sampling: Sampling, vocabulary: Vocabulary, max_model_len: int, lora: str = ""
 ) -> tuple[list[int], Stop]:
     """What one engine alone gives for `prompt`: the output tokens, and why they end."""
-    output = Output(vocabulary, prompt, sampling, max_model_len)
+    output = Output(vocabulary, prompt, sampling, max_model_len, lora)
     stop = output.exhausted()
     while stop is None:
         _, stop = output.generate(b"")

@@ -24,20 +24,27 @@ from pdrelay.engine.vllm.session import Output, Reason, Session, next_output, pa
 from pdrelay.errors import EngineRejectedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from vllm.engine.protocol import EngineClient
+    from vllm.lora.request import LoRARequest
 
 _log = logging.getLogger(__name__)
 
 
 class VllmBackend:
-    """One vLLM instance. `kv_usage` tells how full its KV cache is, 0 to 1."""
+    """One vLLM instance. `kv_usage` tells how full its KV cache is, 0 to 1; `loras` are the adapters it serves."""
 
     def __init__(
-        self, engine: EngineClient, depot: DepotControl, hello: Hello, kv_usage: Callable[[], float] = lambda: 0.0
+        self,
+        engine: EngineClient,
+        depot: DepotControl,
+        hello: Hello,
+        kv_usage: Callable[[], float] = lambda: 0.0,
+        loras: Mapping[str, LoRARequest] | None = None,
     ) -> None:
         self._engine, self._depot, self._hello, self._kv_usage = engine, depot, hello, kv_usage
+        self._loras = loras if loras is not None else {}
         self._waiting = self._running = 0
 
     @property
@@ -53,6 +60,7 @@ class VllmBackend:
         """See EngineBackend."""
         started = time.monotonic()
         self._check(request)
+        lora = self._lora(request)
         self._waiting += 1
         try:
             if request.await_names:
@@ -62,9 +70,9 @@ class VllmBackend:
         self._running += 1
         try:
             if request.mode == "prefill":
-                await self._prefill(request, emit)
+                await self._prefill(request, lora, emit)
             else:
-                await _Decode(self._engine, request, self._hello.max_model_len, emit).run(chunks, started)
+                await _Decode(self._engine, request, lora, self._hello.max_model_len, emit).run(chunks, started)
         finally:
             self._running -= 1
 
@@ -75,11 +83,20 @@ class VllmBackend:
             raise EngineRejectedError("a prefill session takes no eager tokens")
         _require_room(request, len(request.eager), self._hello.max_model_len)
 
-    async def _prefill(self, request: Open, emit: Emit) -> None:
+    def _lora(self, request: Open) -> LoRARequest | None:
+        if not request.lora:
+            return None
+        if request.lora not in self._loras:
+            served = ", ".join(self._loras) or "none"
+            raise EngineRejectedError(f"{self._hello.instance} has no adapter {request.lora!r}; it has {served}", 503)
+        return self._loras[request.lora]
+
+    async def _prefill(self, request: Open, lora: LoRARequest | None, emit: Emit) -> None:
         extra = {"kv_transfer_params": {PUBLISH: True}}
         params = to_vllm(request.sampling, 1, extra, prompt_logprobs=request.sampling.prompt_logprobs)
         prompt = VllmChunk(request.prompt, params, request.cache_salt).prompt
-        async with aclosing(self._engine.generate(prompt, params, _request_id(request))) as outputs:
+        generated = self._engine.generate(prompt, params, _request_id(request), lora_request=lora)
+        async with aclosing(generated) as outputs:
             output = parse(await next_output(outputs), params)
             async for _ in outputs:
                 pass
@@ -100,15 +117,18 @@ class VllmBackend:
 class _Decode:
     """One decode session."""
 
-    def __init__(self, engine: EngineClient, request: Open, max_model_len: int, emit: Emit) -> None:
-        self._engine, self._request, self._max_model_len, self._emit = engine, request, max_model_len, emit
+    def __init__(
+        self, engine: EngineClient, request: Open, lora: LoRARequest | None, max_model_len: int, emit: Emit
+    ) -> None:
+        self._engine, self._request, self._lora = engine, request, lora
+        self._max_model_len, self._emit = max_model_len, emit
         self._known = len(request.eager)  # output tokens that the engine was given
 
     async def run(self, chunks: AsyncIterator[Chunk], started: float) -> None:
         """From the moment the pages are complete to Finished."""
         pages_ready = time.monotonic()
         first = self._open_chunk()
-        async with aclosing(Session(self._engine, _request_id(self._request), first)) as session:
+        async with aclosing(Session(self._engine, _request_id(self._request), first, self._lora)) as session:
             opened = predicted = await _sample(session, first)
             self._emit(
                 Opened(

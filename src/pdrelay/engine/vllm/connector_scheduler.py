@@ -55,7 +55,9 @@ class SchedulerSide:
         # Embeddings have no ids that could name them.
         if request.prompt_token_ids is None or request.prompt_embeds is not None or self._key is None:
             return
-        lora = request.lora_request.lora_name if request.lora_request is not None else ""
+        lora = self._adapter(request)
+        if lora is None:
+            return
         scope = Scope(self._settings.model, self._settings.revision, lora, request.cache_salt or "")
         prompt = request.prompt_token_ids
         prompt = prompt[: published_tokens(len(prompt), self._groups)]
@@ -64,6 +66,12 @@ class SchedulerSide:
         owner = f"{self._settings.instance}/{request.request_id}"
         publish = PUBLISH in (request.kv_transfer_params or {})
         self._jobs[request.request_id] = Job(request, owner, publish, pages)
+
+    def _adapter(self, request: Request) -> str | None:
+        """What stands for the request's adapter in page names; None for one that was loaded behind our back."""
+        if request.lora_request is None:
+            return ""
+        return self._settings.adapters.get(request.lora_request.lora_name)
 
     def matched_tokens(self, request: Request, local: int) -> tuple[int | None, bool]:
         """Tokens that the depot has beyond the `local` ones, and whether there are any.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pdrelay.cluster.config import Deployment
+from pdrelay.cluster.config import MAX_RANK, Deployment
 from pdrelay.cluster.topology import Instance, Role
 from pdrelay.cluster.units import parse_address
 from pdrelay.engine.vllm.settings import Settings
@@ -20,6 +20,12 @@ from pdrelay.errors import ConfigError
 
 CPU_BLOCK_TOKENS = 32
 """The smallest block of vLLM's CPU attention; small blocks leave little of a prompt's tail unshared."""
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, MAX_RANK)
+"""Those that vLLM knows."""
+
+MAX_LORAS = 8
+"""Adapters in one batch: each takes memory of the device."""
 
 _MODULE = "pdrelay.engine.vllm"
 
@@ -44,7 +50,8 @@ def command(deployment: Deployment, name: str) -> Command:
     instance = deployment.instance_named(name)
     device = instance.device or _installed_device()
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    argv += _model(deployment) + _server(deployment, instance) + _engine(deployment, instance, device) + instance.args
+    argv += _model(deployment) + _adapters(deployment) + _server(deployment, instance)
+    argv += _engine(deployment, instance, device) + instance.args
     return Command(argv, {**_environment(device), **instance.env})
 
 
@@ -87,6 +94,18 @@ def _model(deployment: Deployment) -> list[str]:
     ]
 
 
+def _adapters(deployment: Deployment) -> list[str]:
+    adapters = deployment.adapter
+    if not adapters:
+        return []
+    rank = next(rank for rank in RANKS if rank >= max(adapter.rank for adapter in adapters))
+    return [
+        *("--enable-lora", "--max-loras", str(min(len(adapters), MAX_LORAS)), "--max-cpu-loras", str(len(adapters))),
+        *("--max-lora-rank", str(rank)),
+        *("--lora-modules", *(f"{adapter.name}={adapter.path}" for adapter in adapters)),
+    ]
+
+
 def _server(deployment: Deployment, instance: Instance) -> list[str]:
     host, port = parse_address(instance.listen)
     directory = Path(deployment.tls.directory)
@@ -126,6 +145,7 @@ def _kv_transfer(deployment: Deployment, instance: Instance) -> str:
         depot_socket=deployment.host_named(instance.host).socket,
         model=deployment.model.name,
         revision=deployment.model.revision,
+        adapters={adapter.name: adapter.identity for adapter in deployment.adapter},
         publish_decode=Role.DECODE in instance.roles,
         shards=lcm(*(tensor_parallel(other) for other in deployment.instance if other.engine == "vllm")),
     )

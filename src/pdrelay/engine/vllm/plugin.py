@@ -26,10 +26,13 @@ from pdrelay.errors import StartError
 from pdrelay.kv.contract import KVContract
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastapi import FastAPI
     from starlette.datastructures import State
     from vllm.config import VllmConfig
     from vllm.engine.protocol import EngineClient
+    from vllm.lora.request import LoRARequest
 
 
 class PdrelayEndpoints:
@@ -56,7 +59,8 @@ class PdrelayEndpoints:
             self._serving = ServingLayer(engine_client, state.openai_serving_chat)
             tools = args.tool_call_parser if args.enable_auto_tool_choice else None
             parsers = Parsers(tools=tools or "", reasoning=args.structured_outputs_config.reasoning_parser or "")
-        self._server = SessionServer(await backend_of(engine_client, parsers))
+        loras = state.openai_serving_models.lora_requests
+        self._server = SessionServer(await backend_of(engine_client, parsers, loras))
 
     async def _serve_request(self, websocket: WebSocket) -> None:
         assert self._serving is not None
@@ -67,7 +71,9 @@ class PdrelayEndpoints:
         await self._server.serve(websocket)
 
 
-async def backend_of(engine_client: EngineClient, parsers: Parsers | None = None) -> VllmBackend:
+async def backend_of(
+    engine_client: EngineClient, parsers: Parsers | None = None, loras: Mapping[str, LoRARequest] | None = None
+) -> VllmBackend:
     """The backend on a running vLLM engine, connected to the depot of its host. Raises StartError, ConfigError."""
     config = engine_client.vllm_config
     if config.kv_transfer_config is None:
@@ -88,6 +94,7 @@ async def backend_of(engine_client: EngineClient, parsers: Parsers | None = None
             parsers=parsers,
         ),
         lambda: kv_usage(config),
+        loras,
     )
 
 

@@ -17,6 +17,7 @@ from pdrelay.errors import EngineError, EngineRejectedError
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
     from vllm.logprobs import FlatLogprobs
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
@@ -64,10 +65,10 @@ class Session:
     INV-SESSION-4: at most one chunk is outstanding. vLLM 0.32 merges the outputs of neighbouring chunks otherwise.
     """
 
-    def __init__(self, engine: EngineClient, request_id: str, first: Chunk) -> None:
+    def __init__(self, engine: EngineClient, request_id: str, first: Chunk, lora: LoRARequest | None = None) -> None:
         self._first = first
         self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
-        self._outputs = engine.generate(self._inputs(), first.params, request_id)
+        self._outputs = engine.generate(self._inputs(), first.params, request_id, lora_request=lora)
         self._finished = False
 
     async def compute(self, chunk: Chunk, *, last: bool = False) -> AsyncIterator[Output]:
