@@ -70,6 +70,8 @@ class FakeStream:
             relay_instance="r0",
             main_instance="m0",
             hit_rate=0.25,
+            prompt_tokens=len(self._request.prompt),
+            prefill_hit_rate=0.75,
             wan_bytes=1000,
             wan_bytes_saved=200,
             handoff_mode="one_shot",

@@ -57,6 +57,7 @@ def test_a_cold_request_is_relayed_and_the_next_turn_is_not(deployment: Deployme
     second = wait_until(lambda: _if_hit(deployment, ids + first.ids + prompt(8, 10)), what="the index to hear of it")
     assert second.trace["hit_rate"] >= 0.95
     assert second.trace["wan_bytes_saved"] > second.trace["wan_bytes"]
+    assert second.trace["prefill_hit_rate"] > 0.9
 
 
 def _if_hit(deployment, ids):

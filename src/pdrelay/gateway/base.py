@@ -90,7 +90,9 @@ class Trace(msgspec.Struct, kw_only=True):
     prefill_instance: str
     relay_instance: str | None
     main_instance: str
-    hit_rate: float
+    hit_rate: float  # share of the prompt that main decode or its depot held when the request was placed
+    prompt_tokens: int = 0
+    prefill_hit_rate: float | None = None  # share that prefill did not compute
     wan_bytes: int = 0
     wan_bytes_saved: int = 0
     prefill_tokens: int = 0

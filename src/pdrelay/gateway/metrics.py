@@ -15,6 +15,7 @@ from prometheus_client import (
 )
 
 from pdrelay.gateway.base import Tier, TokenBatch, Trace
+from pdrelay.gateway.parity import CacheParity
 
 # In Prometheus' text format they would be a gauge beside every counter and histogram.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # not annotated there
@@ -49,6 +50,17 @@ class Metrics:
         self.generation_tokens = {tier: generated.labels(tier.value) for tier in Tier}
         self.wan_bytes = counter("wan_bytes", "KV bytes that crossed the wide-area line")
         self.wan_saved_bytes = counter("wan_saved_bytes", "KV bytes that the far side held already")
+        self.prefill_hits = counter("prefill_hit_tokens", "Prompt tokens that prefill did not have to compute")
+        self.main_hits = counter("main_hit_tokens", "Prompt tokens that main decode held when requests were placed")
+        self.parity = CacheParity()
+        parity = Gauge(
+            "pdrelay_gateway_cache_parity",
+            "Prefill's prefix hit rate less main decode's, of the running hour and of the last full one",
+            ["hour"],
+            registry=self.registry,
+        )
+        parity.labels("running").set_function(self.parity.running)
+        parity.labels("last").set_function(self.parity.last)
         self.handoffs = counter("handoffs", "Handoffs from relay to main decode", "mode")
         self.first = histogram("time_to_first_token", "From arrival to the first token", _FIRST)
         self.second = histogram("time_to_second_token", "From arrival to the second token", _FIRST)
@@ -59,6 +71,12 @@ class Metrics:
     def exposition(self) -> bytes:
         """Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def hits(self, prompt: int, prefill: float, main: float) -> None:
+        """Takes note of what both sides held of a prompt of so many tokens."""
+        self.prefill_hits.inc(prefill * prompt)
+        self.main_hits.inc(main * prompt)
+        self.parity.observe(prompt, prefill, main)
 
     def refused(self, endpoint: str, status: int) -> None:
         """Counts a request that never reached an engine."""
@@ -101,6 +119,8 @@ class Meter:
         if status < 400:
             metrics.whole.observe(time.monotonic() - self._arrival)
         for trace in traces:
+            if trace.prefill_hit_rate is not None:
+                metrics.hits(trace.prompt_tokens, trace.prefill_hit_rate, trace.hit_rate)
             metrics.wan_bytes.inc(trace.wan_bytes)
             metrics.wan_saved_bytes.inc(trace.wan_bytes_saved)
             if trace.handoff_mode is not None:

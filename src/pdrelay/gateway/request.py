@@ -89,6 +89,7 @@ class RequestRun:
             relay_instance=placement.relay,
             main_instance=placement.main,
             hit_rate=placement.hit_rate,
+            prompt_tokens=len(request.prompt),
         )
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
@@ -231,6 +232,8 @@ class RequestRun:
     def _tokens(self, leg: Leg, event: Tokens) -> TokenBatch | None:
         if event.prefilled is not None:
             self.cached_tokens = max(self.cached_tokens, event.prefilled.cached_tokens)
+            if self._trace.prefill_hit_rate is None:  # a repeated prefill finds what the first one left
+                self._trace.prefill_hit_rate = event.prefilled.cached_tokens / len(self.request.prompt)
             self.prompt_logprobs = event.prefilled.logprobs
         batch = self._splice.accept(event.index, event.ids, leg.tier, self._limit(leg), event.logprobs)
         if batch is not None:

@@ -16,6 +16,9 @@ from pdrelay.cluster.units import parse_address
 
 _SAMPLE = re.compile(r"(pdrelay_\w+(?:\{[^}]*\})?) (\S+)")
 
+_PARITY = "pdrelay_gateway_cache_parity"
+"""The rest of the gateway's metrics is for Prometheus."""
+
 
 class Report(msgspec.Struct, kw_only=True):
     """Everything that is known of a deployment now."""
@@ -56,14 +59,18 @@ async def gather(run: RunDirectory) -> Report:
 async def _ask(state: RunState) -> tuple[list[InstanceRow], dict[str, dict[str, float]]]:
     addresses = {part.name: part.metrics for part in state.parts if part.metrics and part.condition == "ready"}
     gateway = next((part.address for part in state.parts if part.kind == "gateway"), "")
-    health, *texts = await asyncio.gather(
-        _get(gateway, "/health"), *(_get(address, "/metrics") for address in addresses.values())
+    health, of_gateway, *texts = await asyncio.gather(
+        _get(gateway, "/health"),
+        _get(gateway, "/metrics"),
+        *(_get(address, "/metrics") for address in addresses.values()),
     )
+    parity = {key: value for key, value in _counters(of_gateway).items() if key.startswith(_PARITY)}
     try:
         instances = read_health(health)
     except msgspec.DecodeError:
         instances = []
-    return instances, {name: _counters(text) for name, text in zip(addresses, texts, strict=True)}
+    counters = {name: _counters(text) for name, text in zip(addresses, texts, strict=True)}
+    return instances, counters | ({"gateway": parity} if parity else {})
 
 
 async def _get(address: str, path: str) -> bytes:
@@ -127,6 +134,6 @@ def _duration(seconds: float) -> str:
 
 def _short(sample: str, part: str) -> str:
     """A sample's name without what the part's name says already."""
-    name, _, labels = re.sub(r"^pdrelay_(depot_|line_)?", "", sample).partition("{")
+    name, _, labels = re.sub(r"^pdrelay_(depot_|line_|gateway_)?", "", sample).partition("{")
     kept = [label for label in labels.rstrip("}").split(",") if label and label != f'depot="{part}"']
     return " ".join([name, *(label.partition("=")[2].strip('"') for label in kept)])
