@@ -47,6 +47,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     name: str
 
 
+HugePages = Literal["off", "transparent", "2MiB", "1GiB"]
+
+
 class Disk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tier below a depot's arena: a file of `size` at `path` that the depot makes, and that goes with it."""
 
@@ -68,6 +71,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     address: str = ""
     metrics: str = ""
     arena: str = "1GiB"  # budget of the arena
+    huge_pages: HugePages = "off"  # of the arena: see docs/tiers.md
     disk: Disk | None = None  # where pages go that the arena has no room for
 
 

@@ -6,6 +6,9 @@ import mmap
 import os
 from bisect import bisect_left, insort
 
+from pdrelay.cluster.topology import HugePages
+from pdrelay.depot.huge_pages import advise, memory_file
+
 ALIGNMENT = 64
 """Extents start and end on cache lines."""
 
@@ -16,12 +19,14 @@ def aligned(size: int) -> int:
 
 
 class Arena:
-    """`capacity` bytes of memory that others can map from `fd`. Nothing is left behind when the last mapping goes."""
+    """`capacity` bytes of memory that others can map from `fd`. Nothing is left behind when the last mapping goes.
 
-    def __init__(self, capacity: int) -> None:
-        self.fd = os.memfd_create("pdrelay-arena", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, capacity)
-        self._map = mmap.mmap(self.fd, capacity)
+    Raises OSError, and StartError when there are no such huge pages. They may round the capacity up.
+    """
+
+    def __init__(self, capacity: int, huge_pages: HugePages = "off") -> None:
+        self.transparent = huge_pages == "transparent"
+        self.fd, self._map = memory_file(capacity, huge_pages)
         self.view = memoryview(self._map)
 
     def close(self) -> None:
@@ -30,12 +35,15 @@ class Arena:
         close_map(self._map, self.view)
 
 
-def map_arena(fd: int) -> mmap.mmap:
-    """Maps an arena from its descriptor, which is closed."""
+def map_arena(fd: int, *, transparent: bool = False) -> mmap.mmap:
+    """Maps an arena from its descriptor, which is closed. `transparent`: the arena asks for huge pages where it can."""
     try:
-        return mmap.mmap(fd, os.fstat(fd).st_size)
+        mapping = mmap.mmap(fd, os.fstat(fd).st_size)
     finally:
         os.close(fd)
+    if transparent:
+        advise(mapping)
+    return mapping
 
 
 def close_map(mapping: mmap.mmap, view: memoryview) -> None:

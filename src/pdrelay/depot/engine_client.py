@@ -44,7 +44,7 @@ def connect_engine(socket_path: str | Path, instance: str, contract: KVContract)
         hello = wire.Hello(kind="engine", name=instance, epoch=uuid4().hex, contract=contract)
         sock.sendall(wire.frame(hello))
         welcome, fd = _receive_welcome(sock)
-        return SocketEngineDepot(sock, map_arena(fd), welcome)
+        return SocketEngineDepot(sock, map_arena(fd, transparent=welcome.transparent), welcome)
     except OSError as error:
         sock.close()
         raise DepotUnavailableError(f"no depot at {socket_path}: {error}") from error

@@ -124,7 +124,9 @@ async def running(deployment: Deployment, name: str) -> AsyncIterator[Hub]:
 
 def _arena(host: Host) -> Arena:
     try:
-        return Arena(parse_size(host.arena))
+        return Arena(parse_size(host.arena), host.huge_pages)
+    except StartError as error:
+        raise StartError(f"host {host.name}: {error}") from error
     except (OSError, ValueError) as error:
         raise StartError(f"host {host.name}: no arena of {host.arena}: {error}") from error
 

@@ -62,7 +62,8 @@ class DepotServer:
     def _open(self, body: bytes, connection: FrameProtocol) -> Handler:
         hello = wire.decode_hello(body)
         session = open_session(self.hub, hello, self.arena.fd)
-        welcome = wire.frame(wire.Welcome(wire.VERSIONS, self.hub.name, self.hub.fleet_key, self.hub.epoch))
+        hub = self.hub
+        welcome = wire.frame(wire.Welcome(wire.VERSIONS, hub.name, hub.fleet_key, hub.epoch, self.arena.transparent))
         if hello.kind == "engine":
             try:
                 connection.write_with_fd(welcome, self.arena.fd)

@@ -52,6 +52,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", array_like=True):
     depot: str
     fleet_key: bytes
     epoch: str  # of the depot's process
+    transparent: bool = False  # the arena asks for huge pages where it can get them: who maps it shall, too
 
 
 # Requests: one for each method of EngineDepot and DepotControl, its arguments as fields.

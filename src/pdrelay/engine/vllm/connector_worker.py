@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +23,7 @@ from pdrelay.depot.checksums import checksum, unpack_checksums
 from pdrelay.engine.vllm.groups import NULL_BLOCK, Plan
 from pdrelay.engine.vllm.layer_cache import LayerCache, layer_caches
 from pdrelay.engine.vllm.metadata import Load, News, PageCopy, PageLoad, StepOrders
+from pdrelay.engine.vllm.pinning import pin, unpin
 from pdrelay.errors import ContractError, DepotError, DepotUnavailableError
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class WorkerSide:
         self._states: list[LayerCache] = []
         self._orders = StepOrders()
         self._copies: dict[int, list[PageCopy]] = {}  # of this step, by group
+        self._pinned = False
+        self._loading: set[Future[None]] = set()
         self._loaders = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="pdrelay-load")
         self._lock = threading.Lock()
         self._received: set[str] = set()
@@ -80,7 +83,8 @@ class WorkerSide:
         if self._copies:  # vLLM calls no hook when a linear layer is done
             self._save([cache for cache in self._states if cache.group in self._copies])
         for load in self._orders.loads:
-            self._loaders.submit(self._load, load, self._depot, self._arena)
+            self._loading.add(self._loaders.submit(self._load, load, self._depot, self._arena))
+        self._loading = {load for load in self._loading if not load.done()}
         self._finish(self._orders.finished)
         self._orders = StepOrders()
 
@@ -203,6 +207,8 @@ class WorkerSide:
             return
         # Read-only mappings cannot be tensors without a warning; the arena is writable by contract.
         self._arena = torch.frombuffer(self._depot.arena, dtype=torch.uint8)
+        if any(cache.shares.is_cuda for cache in self._layers.values()):
+            self._pinned = pin(self._arena)
 
     def _lose(self, error: DepotError | ContractError) -> None:
         _log.error("depot lost: %s", error)
@@ -211,6 +217,10 @@ class WorkerSide:
         self._drop()
 
     def _drop(self) -> None:
+        if self._pinned and self._arena is not None:
+            wait(self._loading)
+            unpin(self._arena)
+            self._pinned = False
         depot, self._depot, self._arena, self._epoch = self._depot, None, None, ""
         if depot is not None:
             depot.close()
