@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from adapter import make_adapter
 from engines import DepotThread, Engine
 
 PAGE_BYTES = 30 * 3 * 64 * 2 * 32 * 4
@@ -49,6 +50,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def adapter(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
+    """A LoRA adapter, which both engines serve as `engines.ADAPTER`."""
+    return make_adapter(tmp_path_factory.mktemp("adapter"), checkpoint)
+
+
+@pytest.fixture(scope="session")
 def depot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DepotThread]:
     depot = DepotThread(tmp_path_factory.mktemp("depot") / "d.sock", 150 * PAGE_BYTES)
     yield depot
@@ -56,21 +63,22 @@ def depot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DepotThread]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def prefill(depot: DepotThread, checkpoint: Path) -> AsyncIterator[Engine]:
+async def prefill(depot: DepotThread, checkpoint: Path, adapter: Path) -> AsyncIterator[Engine]:
     """Prefills in chunks of at most 64 tokens."""
     engine = Engine(
-        "p-0", depot, model=str(checkpoint), max_num_batched_tokens=64, kv_cache_memory_bytes=200 * PAGE_BYTES
-    )
+        "p-0", depot, adapter, model=str(checkpoint), max_num_batched_tokens=64,
+        kv_cache_memory_bytes=200 * PAGE_BYTES,
+    )  # fmt: skip
     await engine.connect()
     yield engine
     await engine.aclose()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def decode(depot: DepotThread, checkpoint: Path) -> AsyncIterator[Engine]:
+async def decode(depot: DepotThread, checkpoint: Path, adapter: Path) -> AsyncIterator[Engine]:
     """Publishes what it decodes, and has so few blocks that two long requests crowd each other out."""
     engine = Engine(
-        "d-0", depot, model=str(checkpoint), max_num_batched_tokens=1024, publish_decode=True,
+        "d-0", depot, adapter, model=str(checkpoint), max_num_batched_tokens=1024, publish_decode=True,
         kv_cache_memory_bytes=48 * PAGE_BYTES,
     )  # fmt: skip
     await engine.connect()

@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from adapter import RANK
+
 from pdrelay.depot.arena import Arena
 from pdrelay.depot.base import DepotStats
 from pdrelay.depot.hub import Hub
@@ -27,6 +29,9 @@ T = TypeVar("T")
 KEY = b"k" * 32
 PAGE_TOKENS = 32
 MODEL = "smol"
+ADAPTER = "pirate"
+ADAPTERS = {ADAPTER: "pirate@1"}
+"""What stands for it in page names."""
 TEXT = (
     "The history of the Roman Empire begins with the founding of the city. Once upon a time there was a small village "
     "near the river where people lived for many years, and every spring the water rose over the fields. "
@@ -171,16 +176,22 @@ class Run:
 class Engine:
     """A vLLM engine in processes of its own, with our backend on it."""
 
-    def __init__(self, name: str, depot: DepotThread, **options: object) -> None:
-        self.name, self.depot = name, depot
+    def __init__(self, name: str, depot: DepotThread, adapter: Path | None = None, **options: object) -> None:
+        self.name, self.depot, self._adapter = name, depot, adapter
         own = {"instance": name, "depot_socket": str(depot.path), "model": MODEL}
         own |= {setting: options.pop(setting) for setting in ("publish_decode", "shards") if setting in options}
+        if adapter is not None:
+            own["adapters"] = ADAPTERS
+            options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": RANK}
         self.llm = _start(own, options)
 
     async def connect(self) -> None:
+        from vllm.lora.request import LoRARequest
+
         from pdrelay.engine.vllm.plugin import backend_of
 
-        self.backend = await backend_of(self.llm)
+        self.loras = {ADAPTER: LoRARequest(ADAPTER, 1, str(self._adapter))} if self._adapter is not None else {}
+        self.backend = await backend_of(self.llm, loras=self.loras)
         self.control = self.backend._depot
         self.tokenizer = None if self.llm.model_config.skip_tokenizer_init else self.llm.get_tokenizer()
 
@@ -202,29 +213,35 @@ class Engine:
             await self.backend.run(request, feed(), run.events.append)
         return run
 
-    async def prefill(self, prompt: list[int], sampling: Sampling | None = None, salt: str = "") -> Run:
+    async def prefill(self, prompt: list[int], sampling: Sampling | None = None, salt: str = "", lora: str = "") -> Run:
         request = Open(
             sid=_sid(), mode="prefill", prompt=prompt, sampling=sampling or Sampling(max_tokens=8, temperature=0),
-            cache_salt=salt,
+            cache_salt=salt, lora=lora,
         )  # fmt: skip
         return await self.run(request)
 
     async def decode(
-        self, prompt: list[int], sampling: Sampling, chunks: Sequence[list[int]], eager: Sequence[int] = ()
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        chunks: Sequence[list[int]],
+        eager: Sequence[int] = (),
+        lora: str = "",
     ) -> Run:
         """A session whose last chunk takes over."""
         sid = _sid()
         extends: list[Chunk] = [Extend(sid, ids) for ids in chunks[:-1]]
-        request = Open(sid=sid, mode="decode", prompt=prompt, sampling=sampling, eager=list(eager))
+        request = Open(sid=sid, mode="decode", prompt=prompt, sampling=sampling, eager=list(eager), lora=lora)
         return await self.run(request, *extends, Takeover(sid, list(chunks[-1])))
 
-    async def reference(self, prompt: list[int], sampling: Sampling) -> list[int]:
+    async def reference(self, prompt: list[int], sampling: Sampling, lora: str = "") -> list[int]:
         """The uninterrupted run of the same engine."""
         from pdrelay.engine.vllm.sampling import to_vllm
 
         ids: list[int] = []
         params = to_vllm(sampling, sampling.max_tokens)
-        async for output in self.llm.generate({"type": "token", "prompt_token_ids": prompt}, params, _sid()):
+        told = {"type": "token", "prompt_token_ids": prompt}
+        async for output in self.llm.generate(told, params, _sid(), lora_request=self.loras.get(lora)):
             ids += output.outputs[0].token_ids
         return ids
 
@@ -244,9 +261,10 @@ class Engine:
         return ids[:count]
 
 
-def pages(prompt: list[int], salt: str = "") -> PromptPages:
+def pages(prompt: list[int], salt: str = "", lora: str = "") -> PromptPages:
     """Names of a prompt's pages."""
-    return prompt_pages(prompt, PAGE_TOKENS, root(Scope(MODEL, cache_salt=salt), KEY), KEY)
+    scope = Scope(MODEL, lora=ADAPTERS.get(lora, ""), cache_salt=salt)
+    return prompt_pages(prompt, PAGE_TOKENS, root(scope, KEY), KEY)
 
 
 def _sid() -> str:

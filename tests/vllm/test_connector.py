@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from engines import PAGE_TOKENS, DepotThread, Engine, Run, pages
+from engines import ADAPTER, PAGE_TOKENS, DepotThread, Engine, Run, pages
 
 from pdrelay.engine.messages import Open, Sampling
 from pdrelay.errors import EngineRejectedError, PdrelayError
@@ -126,6 +126,26 @@ async def test_a_salt_keeps_tenants_apart(prefill: Engine, depot: DepotThread) -
     assert depot.holds(pages(prompt, "a").full) == [True, True]
     assert depot.holds(pages(prompt).full) == [False, False]
     assert (await prefill.prefill(prompt, salt="b")).prefilled.cached_tokens == 0
+
+
+async def test_an_adapter_computes_its_own_pages_and_says_what_stock_vllm_says(
+    prefill: Engine, decode: Engine, depot: DepotThread
+) -> None:
+    prompt = prefill.tokens(109, "adapter")
+    expected = await decode.reference(prompt, GREEDY, ADAPTER)
+    assert expected != await decode.reference(prompt, GREEDY)
+    await decode.forget()
+    depot.evict()
+    depot.pin("transfer", [*pages(prompt).names, *pages(prompt, lora=ADAPTER).names])
+    await prefill.prefill(prompt)
+    adapted = await prefill.prefill(prompt, lora=ADAPTER)
+    assert (adapted.ids, adapted.prefilled.cached_tokens) == (expected[:1], 0), "the base's pages are not its own"
+    run = await decode.decode(prompt, GREEDY, [expected[1:4]], eager=adapted.ids, lora=ADAPTER)
+    assert (run.opened.cached_tokens, run.opened.loaded_tokens) == (0, 109)
+    assert run.ids == expected[4:]
+    with pytest.raises(EngineRejectedError, match="d-0 has no adapter 'poet'; it has pirate"):
+        await decode.decode(prompt, GREEDY, [[]], lora="poet")
+    depot.unpin("transfer")
 
 
 async def test_preempted_requests_load_again(prefill: Engine, decode: Engine, depot: DepotThread) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -151,6 +152,20 @@ def test_adapters_are_served_as_models_of_their_own(config: Path) -> None:
     assert argv[at + 1 : at + 3] == [f"{name}={config.parent / name}-v1" for name, _ in adapters]
     settings = parse(_extra(load(config), "p-0"))
     assert settings.adapters == {"pirate": "pirate@", "poet": "poet@"}
+
+
+def test_an_adapter_that_is_not_what_the_file_says_is_told(config: Path) -> None:
+    config.write_text(TOML + '[[adapter]]\nname = "pirate"\npath = "pirate"\n')
+    arguments = ["--config", str(config), "--name", "p-0"]
+    complaints = [(None, r"adapter\[0\].path: found no rank"), (64, r"adapter\[0\].rank: found 16, expected 64")]
+    for written, complaint in complaints:
+        if written is not None:
+            (config.parent / "pirate").mkdir()
+            (config.parent / "pirate" / "adapter_config.json").write_text(json.dumps({"r": written}))
+        result = CliRunner().invoke(engine_command, arguments)
+        assert isinstance(result.exception, ConfigError)
+        assert re.search(complaint, str(result.exception))
+    assert CliRunner().invoke(engine_command, [*arguments, "--print"]).exit_code == 0
 
 
 def test_an_unknown_instance_is_told(config: Path) -> None:

@@ -44,6 +44,7 @@ def command(config_path: Path, name: str, emulated: bool, print_only: bool, as_j
 
         run(deployment, name)
         return
+    launch.check_adapters(deployment)
     try:
         os.execvpe(started.argv[0], started.argv, {**os.environ, **started.env})  # noqa: S606 - no shell is wanted
     except OSError as error:

@@ -79,6 +79,20 @@ def _installed_device() -> str:
     return "cpu"
 
 
+def check_adapters(deployment: Deployment) -> None:
+    """Looks at the adapters' files on this host. Raises ConfigError."""
+    for index, adapter in enumerate(deployment.adapter):
+        path = Path(adapter.path) / "adapter_config.json"
+        try:
+            rank = int(msgspec.json.decode(path.read_bytes())["r"])
+        except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"adapter[{index}].path: found no rank `r` in {path} ({error}), expected an adapter in PEFT's form"
+            ) from error
+        if rank > adapter.rank:
+            raise ConfigError(f"adapter[{index}].rank: found {adapter.rank}, expected {rank}, that of {path}")
+
+
 def _model(deployment: Deployment) -> list[str]:
     model = deployment.model
     return [
