@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pdrelay.depot import link_messages
+from pdrelay.depot import keeping, link_messages
 from pdrelay.depot.base import Delivered, DepotEvent, DepotStats, LinkState, Offered, PageKind, Stalled, Transfer
 from pdrelay.depot.memory import MemoryDepot, MemoryDisk, MemoryEngineDepot, link
 from pdrelay.depot.receiving import LOST_PEER_SECONDS, PATIENCE, STARVED_SECONDS
@@ -174,10 +174,45 @@ async def test_two_large_transfers_do_not_starve_each_other() -> None:
     await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
     await pair.control.transfer(Transfer(xfer="y", names=names(3, 4), to="d"))
     produce(pair.prefill, "r", names(4, 3, 2, 1), SHAPE)
-    assert Delivered("x") in pair.take_events()
-    await pair.control.end("x")
-    assert Delivered("y") in pair.take_events()
-    await pair.control.end("y")
+    (first,) = [event.xfer for event in pair.take_events() if isinstance(event, Delivered)]
+    await pair.control.end(first)
+    (second,) = [event.xfer for event in pair.take_events() if isinstance(event, Delivered)]
+    assert {first, second} == {"x", "y"}
+    await pair.control.end(second)
+    pair.check_nothing_is_held()
+
+
+async def test_room_goes_to_a_transfer_whose_pages_are_there_before_one_whose_prompt_waits() -> None:
+    pair = Pair(pages_there=4)
+    await pair.control.transfer(Transfer(xfer="unborn", names=names(1, 2, 3), to="d"))
+    produce(pair.prefill, "r", names(11, 12), SHAPE)
+    await pair.control.transfer(Transfer(xfer="here", names=names(11, 12), to="d"))
+    assert Delivered("here") in pair.take_events(), "at once: nothing of the other's is lost"
+    await pair.control.end("here")
+    produce(pair.prefill, "r", names(1, 2, 3), SHAPE)
+    assert Delivered("unborn") in pair.take_events()
+    await pair.control.end("unborn")
+    pair.check_nothing_is_held()
+
+
+async def test_transfers_let_go_of_parts_of_prompts_when_no_prompt_finds_room() -> None:
+    pair = Pair()
+    pair.link.cut()
+    produce(pair.prefill, "old", names(*range(16)), SHAPE)
+    await pair.control.transfer(Transfer(xfer="x", names=names(*range(16), *range(100, 110)), to="d"))
+    produce(pair.prefill, "old", names(*range(16, 28)), SHAPE)
+    await pair.control.transfer(Transfer(xfer="y", names=names(*range(16, 28), *range(110, 120)), to="d"))
+    wanted = names(*range(16), *range(100, 110))
+    with pytest.raises(ArenaFullError):
+        pair.prefill.reserve("x", wanted, [PREFIX] * 26)
+    pair.advance(0.1)
+    pair.advance(keeping.STARVED_SECONDS)
+    offsets = pair.prefill.reserve("x", wanted, [PREFIX] * 26)
+    assert offsets[:16] == [None] * 16, "what is here of the prompt stays"
+    pair.prefill.release("x")
+    for xfer in ("x", "y"):
+        await pair.control.end(xfer)
+    pair.link.mend()
     pair.check_nothing_is_held()
 
 
@@ -242,8 +277,8 @@ async def test_a_new_production_is_never_mixed_with_the_old_one() -> None:
     (offset,) = pair.prefill.reserve("r", names(1), [PREFIX])
     assert offset is not None
     write_parts(pair.prefill, "r", name(1), offset, SHAPE, range(3))
-    crashed, pair.prefill = pair.prefill, pair.p.engine("prefill", SHAPE)
-    crashed.close()
+    pair.prefill.close()
+    pair.prefill = pair.p.engine("prefill", SHAPE)
     assert pair.take_events() == [Offered("x", 0), Stalled("x", names(1))]
     (offset,) = pair.prefill.reserve("r", names(1), [PREFIX])
     assert offset is not None
@@ -575,19 +610,22 @@ Delivery.TestCase.settings = settings(max_examples=120, stateful_step_count=40, 
 TestDelivery = Delivery.TestCase
 
 
-async def test_transfers_that_all_hold_complete_pages_and_wait_for_more_do_not_wait_for_each_other() -> None:
+@pytest.mark.parametrize("whole", [True, False])
+async def test_transfers_that_all_hold_complete_pages_and_wait_for_more_do_not_wait_for_each_other(whole: bool) -> None:
     pair = Pair(pages_there=6)
-    produce(pair.prefill, "r", names(1, 2, 3, 4, 5, 11, 12, 13), SHAPE)
+    produce(pair.prefill, "r", names(1, 2, 3, 4, 11, 12, 13, *[5] * whole), SHAPE)
     busy = pair.decode.reserve("busy", names(*range(20, 24)), [PREFIX] * 4)
     assert None not in busy
     await pair.control.transfer(Transfer(xfer="b", names=names(11, 12, 13), to="d"))
     await pair.control.demote("b")
     await pair.control.transfer(Transfer(xfer="a", names=names(1, 2, 3, 4, 5), to="d"))
     pair.decode.release("busy")
-    assert pair.d.hub.index.match(names(11, 12)) == 2
-    assert pair.d.hub.index.match(names(1, 2, 3, 4, 5)) == 4, "the room is full, and both wait"
-    for _ in range(3):
-        pair.advance(STARVED_SECONDS)
+    if not whole:
+        assert pair.d.hub.index.match(names(11, 12)) == 2
+        assert pair.d.hub.index.match(names(1, 2, 3, 4, 5)) == 4, "the room is full, and both wait"
+        for _ in range(3):
+            pair.advance(STARVED_SECONDS)
+        produce(pair.prefill, "r", names(5), SHAPE)
     assert Delivered("a") in pair.take_events()
     await pair.control.end("a")
     assert Delivered("b") in pair.take_events(), "what it let go was sent once more"

@@ -33,6 +33,7 @@ from pdrelay.depot.contracts import Contracts
 from pdrelay.depot.disk import Disk, NoDisk
 from pdrelay.depot.inbox import Inbox
 from pdrelay.depot.index import Index
+from pdrelay.depot.late import LateWriters
 from pdrelay.depot.page import Changes, Page
 from pdrelay.depot.payload import LinkCodecs
 from pdrelay.depot.receiving import Receivers
@@ -83,6 +84,8 @@ class Hub:
         self.link_estimates: dict[str, LinkEstimate] = {}  # of each link that was up, the last
         self._subscribers: dict[int, Callable[[DepotEvent], None]] = {}
         self._ids = count(1)
+        self.late = LateWriters(self.index)
+        self._connections: dict[str, set[int]] = {}  # of each engine
         self._opener: dict[str, int] = {}  # owner -> the connection that first named it
         self._clients: dict[str, int] = {}  # connections of each gateway
         self._orphans: dict[str, float] = {}  # gateways without connection, since when
@@ -95,14 +98,20 @@ class Hub:
         """A connection of an engine; its id. Raises ContractError when it does not fit those already here."""
         connection = next(self._ids)
         self.contracts.join(f"engine:{instance}:{connection}", contract)
+        self._connections.setdefault(instance, set()).add(connection)
         self._contracts_changed()
         return connection
 
     def engine_leaves(self, instance: str, connection: int) -> None:
         """The connection closed: all owners that it named first end."""
+        self._connections[instance].discard(connection)
         for owner in [owner for owner, opener in self._opener.items() if opener == connection]:
             del self._opener[owner]
-            self.index.release(owner, died=True)
+            others = set(self._connections[instance])
+            self.late.owner_died(owner, others, self.clock())
+        self.late.connection_closed(connection)
+        if not self._connections[instance]:
+            del self._connections[instance]
         self.contracts.leave(f"engine:{instance}:{connection}")
         if gone := self.held.forget(instance, connection):
             self.emit(Forgotten(instance))
@@ -168,11 +177,17 @@ class Hub:
     ) -> list[int | None]:
         while True:
             try:
-                return self.index.reserve(owner, names, kinds, contract.layout_of)
+                offsets = self.index.reserve(owner, names, kinds, contract.layout_of)
             except ArenaFullError as error:
                 # Pages that only a demoted transfer keeps here must not hold up a prompt that somebody waits for.
-                if error.hopeless or not self.senders.shed():
+                if error.hopeless:
                     raise
+                if not self.senders.shed():
+                    self.senders.keeping.refused(self.clock())
+                    raise
+            else:
+                self.senders.keeping.admitted()
+                return offsets
 
     def publish(self, owner: str, parts: Sequence[Part | tuple[bytes, int, int]]) -> None:
         """See EngineDepot.publish. Raises ProtocolError."""
@@ -184,6 +199,7 @@ class Hub:
         """See EngineDepot.release."""
         self._opener.pop(owner, None)
         self.index.release(owner)
+        self.late.released(owner)
         self.settle()
 
     def report_held(self, instance: str, connection: int, added: Sequence[bytes], removed: Sequence[bytes]) -> None:
@@ -384,4 +400,5 @@ class Hub:
         self.senders.tick(now)
         self.receivers.tick(now)
         self.tier.tick(now)
+        self.late.tick(now)
         self.settle()

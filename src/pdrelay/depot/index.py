@@ -159,18 +159,29 @@ class Index:
     def reserve(
         self, owner: str, names: Sequence[bytes], kinds: Sequence[PageKind], layout_of: Callable[[bytes], Layout]
     ) -> list[int | None]:
-        """Makes `owner` the writer of each absent page. Raises ArenaFullError, and reserves none, without room."""
+        """Makes `owner` the writer of each absent page. Raises ArenaFullError, and reserves none, without room.
+
+        The other pages of `names` are not evicted for it.
+        """
         fresh = {name: kind for name, kind in zip(names, kinds, strict=True) if name not in self._pages}
         if not fresh:
             return [None] * len(names)
         layouts = {name: layout_of(name) for name in fresh}
-        offsets = dict(zip(fresh, self._allocate([at.page_bytes for at in layouts.values()]), strict=True))
+        others = [self._idle[name] for name in dict.fromkeys(names) if name in self._idle]
+        for page in others:
+            self.hold(page)
+        try:
+            offsets = dict(zip(fresh, self._allocate([at.page_bytes for at in layouts.values()]), strict=True))
+        finally:
+            for page in reversed(others):
+                self.unhold(page)
         holdings = self._holdings(owner)
         for name, kind in fresh.items():
             self._epoch += 1
             self._pages[name] = Page(name, kind, layouts[name], offsets[name], self._epoch, owner)
             self._pages[name].checksums.frombytes(bytes(8 * layouts[name].parts))
             holdings.writes[name] = None
+            self._changes.reserved.append(name)
             if kind is PageKind.TRANSFER:
                 self.pin(owner, [name])  # or it would go the moment it is complete
         return [offsets.pop(name, None) for name in names]
@@ -215,11 +226,16 @@ class Index:
                 self._drop(self._pages[name])
         self._forget_if_empty(owner, holdings)
 
-    def release(self, owner: str, *, died: bool = False) -> None:
-        """Ends all that `owner` holds. `died` says that it went away without a word."""
+    def release(self, owner: str, *, died: bool = False, late: str = "") -> None:
+        """Ends all that `owner` holds. `died` says that it went away without a word.
+
+        `late` is an owner that keeps the room of what it was writing, since somebody may still write there.
+        """
         holdings = self._owners.get(owner)
         if holdings is None:
             return
+        for name in holdings.writes if late else ():
+            self._lease_one(late, self._pages[name])
         self.give_up(owner, list(holdings.writes), died=died)
         self.unpin(owner, list(holdings.pins))
         leases = list(holdings.leases)

@@ -80,6 +80,13 @@ class Ended(msgspec.Struct, frozen=True, tag="ended", array_like=True):
     xfer: str
 
 
+class Whole(msgspec.Struct, frozen=True, tag="whole", array_like=True):
+    """Whether all pages of the transfer are at the sender or being written there; not, until it says so."""
+
+    xfer: str
+    whole: bool
+
+
 class Answered(msgspec.Struct, frozen=True, tag="answered", array_like=True):
     """The receiver, or the addressee's cache, has the names in bitmap `held`."""
 
@@ -165,6 +172,7 @@ LinkMessage = (
     | Offer
     | Demoted
     | Ended
+    | Whole
     | Answered
     | Wants
     | Suspect

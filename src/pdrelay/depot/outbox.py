@@ -49,7 +49,9 @@ class Sending:
     turn: float = 0.0  # see schedule.Flow
     wanted: dict[bytes, Wanted] = field(default_factory=dict)
     ready: dict[bytes, None] = field(default_factory=dict)  # wanted pages that have parts to send
-    seen: set[bytes] = field(default_factory=set)  # had a copy or a writer
+    absent: set[bytes] = field(default_factory=set)  # names with neither copy nor writer
+    pinned: bool = False
+    told_whole: bool = False  # the receiver knows that none is absent
     absent_since: dict[bytes, float] = field(default_factory=dict)
     link_lost: float | None = None
     sent_before: int = -1  # `sent` at the last look ...

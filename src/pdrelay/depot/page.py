@@ -45,6 +45,7 @@ class Changes:
     """What happened since the last look."""
 
     published: list[tuple[Page, int]] = field(default_factory=list)  # pages and bitmaps of their new parts
+    reserved: list[bytes] = field(default_factory=list)  # absent names that have a writer now
     completed: list[bytes] = field(default_factory=list)
     idle: list[Page] = field(default_factory=list)  # complete prefix pages that nothing keeps any more
     removed: list[bytes] = field(default_factory=list)  # complete pages that went
@@ -52,4 +53,5 @@ class Changes:
     room: bool = False  # more room can be had than before
 
     def __bool__(self) -> bool:
-        return bool(self.published or self.completed or self.idle or self.removed or self.lost or self.room)
+        happened = (self.published, self.reserved, self.completed, self.idle, self.removed, self.lost)
+        return self.room or any(happened)

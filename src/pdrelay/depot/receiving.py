@@ -1,24 +1,25 @@
 """Transfers seen from the depot that receives: what it lacks, for what it has room, what arrived.
 
-Room is given in order of arrival, background last: a transfer waits until all before it have all their room. So two
-transfers never hold half of what they need each and wait for the other.
+Room is given first to transfers that are whole at their sender, then in order of arrival, background last: a transfer
+waits until all before it have all their room. So two transfers never hold half of what they need each and wait for the
+other, nor one that is here for one that waits for room at the sender.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.arena import aligned
 from pdrelay.depot.base import PageKind
 from pdrelay.depot.contracts import Contracts
-from pdrelay.depot.grants import NOWHERE, Grants, Place
-from pdrelay.depot.inbox import Inbox, Landed, Slot, runs_of_bits
+from pdrelay.depot.grants import NOWHERE, Grants
+from pdrelay.depot.inbox import Inbox, Landed, runs_of_bits
+from pdrelay.depot.incoming import Fetch, Receiving
 from pdrelay.depot.index import Index
-from pdrelay.depot.page import Changes, Page
+from pdrelay.depot.page import Changes
 from pdrelay.depot.tiers import DiskTier
 from pdrelay.depot.waiters import HeldPages
 from pdrelay.errors import ArenaFullError
@@ -34,42 +35,6 @@ STARVED_SECONDS = 1.0
 """When nothing arrived for so long while transfers wait for room, those that hold room and fill it not lose it."""
 
 Send = Callable[[link.LinkMessage], None]
-
-
-@dataclass(slots=True)
-class Fetch:
-    """A page that is being received."""
-
-    receiving: Receiving
-    page: Page
-    slot: Slot
-    place: Place = NOWHERE
-    epoch: int = 0  # the sender's
-    failures: int = 0  # runs with corrupt parts
-
-
-@dataclass(slots=True, eq=False)
-class Receiving:
-    """One transfer."""
-
-    peer: str
-    offer: link.Offer
-    names: list[bytes]
-    background: bool
-    lacking: dict[bytes, None] = field(default_factory=dict)  # neither here nor held by the addressee
-    arrived: bool = False
-    tails: frozenset[bytes] = frozenset()  # names of transfer pages
-    yielded: bool = False  # its complete pages are not pinned: an older one needs their room
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Its identity."""
-        return self.peer, self.offer.xfer
-
-    @property
-    def owner(self) -> str:
-        """Its name in the index."""
-        return f"in:{self.peer}:{self.offer.xfer}"
 
 
 class Receivers:
@@ -141,12 +106,15 @@ class Receivers:
             self._keep_only(peer, message.xfers)
         elif isinstance(message, link.Offer):
             self._on_offer(peer, message)
-        elif isinstance(message, link.Demoted | link.Ended):
+        elif isinstance(message, link.Demoted | link.Ended | link.Whole):
             receiving = self._live.get((peer, message.xfer))
             if receiving is None:
                 return
             if isinstance(message, link.Ended):
                 self._end(receiving)
+            elif isinstance(message, link.Whole):
+                receiving.whole = message.whole
+                self.pump()
             else:
                 self._demote(receiving, message.names)
 
@@ -227,7 +195,23 @@ class Receivers:
         if len(names) == len(absent):
             return True
         self.waits += 1
-        return ends[-1] > self._index.capacity  # what can never fit must not stop the others
+        if ends[-1] > self._index.capacity:
+            return True  # what can never fit must not stop the others
+        if receiving.whole:
+            self._take_room(receiving)
+        return False
+
+    def _take_room(self, receiving: Receiving) -> None:
+        """Takes back room from later transfers: from pages that are still to be made, else from what they have."""
+        turn = self._in_turn()
+        later = turn[turn.index(receiving) + 1 :]
+        unborn = [
+            f for f in self._fetches.values() if f.receiving in later and f.is_untouched and not f.receiving.whole
+        ]
+        for fetch in unborn:
+            self._index.give_up(fetch.receiving.owner, [fetch.page.name])
+        if not unborn:
+            self._yield_room(later)
 
     def _read_back(self, receiving: Receiving, name: bytes) -> bool:
         """Whether the page, for which there is room now, need not cross the line because it is on disk here."""
@@ -246,18 +230,17 @@ class Receivers:
             self._moved = self.received_bytes, now
         elif now - since >= STARVED_SECONDS:
             self._moved = received, now
-            open_ = [(name, fetch) for name, fetch in self._fetches.items() if not fetch.page.dropped]
-            unfilled = [(name, fetch) for name, fetch in open_ if not fetch.page.have]
+            unfilled = [(name, fetch) for name, fetch in self._fetches.items() if fetch.is_untouched]
             for name, fetch in unfilled:
                 receiving = fetch.receiving
                 self._live[receiving.key] = self._live.pop(receiving.key)
                 self._index.give_up(receiving.owner, [name])
             if not unfilled:
-                self._yield_room()
+                self._yield_room([r for r in self._in_turn() if r.lacking and r.peer in self._send][1:])
 
-    def _yield_room(self) -> None:
-        for receiving in [r for r in self._in_turn() if r.lacking and r.peer in self._send][1:]:
-            if not receiving.arrived:
+    def _yield_room(self, transfers: Iterable[Receiving]) -> None:
+        for receiving in transfers:
+            if receiving.lacking and not receiving.arrived and not receiving.yielded:
                 receiving.yielded = True
                 complete = [name for name in receiving.names if self._index.complete(name)]
                 self._index.unpin(receiving.owner, complete)
@@ -268,7 +251,7 @@ class Receivers:
             self._index.pin(receiving.owner, receiving.names)
 
     def _in_turn(self) -> list[Receiving]:
-        return sorted(self._live.values(), key=lambda receiving: receiving.background)
+        return sorted(self._live.values(), key=lambda receiving: (receiving.background, not receiving.whole))
 
     def _waits_for_room(self) -> bool:
         return any(self._lacks_room(receiving) for receiving in self._live.values())

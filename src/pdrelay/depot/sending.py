@@ -14,6 +14,7 @@ from pdrelay.depot.base import Delivered, DepotEvent, Offered, Stalled, Transfer
 from pdrelay.depot.contracts import Contracts
 from pdrelay.depot.grants import Place
 from pdrelay.depot.index import Index
+from pdrelay.depot.keeping import Keeping
 from pdrelay.depot.outbox import FlyingBatch, Outbox, Sending, Wanted
 from pdrelay.depot.page import Changes, Page
 from pdrelay.depot.progress import Line, fresh_progress
@@ -91,6 +92,7 @@ class Senders:
         self._live: dict[str, Sending] = {}
         self._by_name: dict[bytes, set[Sending]] = {}
         self._progress_told = 0.0
+        self.keeping = Keeping(index, self._by_name, self._tell_whole)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -110,11 +112,9 @@ class Senders:
         if transfer.to is not None and not self.peers[transfer.to].up:
             sending.link_lost = now
         self._live[transfer.xfer] = sending
-        self._index.pin(sending.owner, sending.names)
         for name in sending.names:
             self._by_name.setdefault(name, set()).add(sending)
-            if self._index.get(name) is not None:
-                sending.seen.add(name)
+        self.keeping.start(sending, now)
         self._offer(sending)
         if (peer := self._peer(sending)) is not None:
             peer.prepare()
@@ -249,17 +249,22 @@ class Senders:
 
     def on_changes(self, changes: Changes, now: float) -> None:
         """New parts are sent on; lost writers are noticed."""
+        for name in (*changes.removed, *(name for name, _ in changes.lost)):
+            self.keeping.gone(name)
+        for name in changes.reserved:
+            self.keeping.here(name)
         for page, _ in changes.published:
             for sending in self._by_name.get(page.name, ()):
-                sending.seen.add(page.name)
                 sending.absent_since.pop(page.name, None)
                 if page.name in sending.wanted:
                     self.outbox.line_up(sending, page)
                     self._wake(sending)
+        self._note_lost(changes, now)
+
+    def _note_lost(self, changes: Changes, now: float) -> None:
         died: dict[Sending, list[bytes]] = {}
         for name, was_death in changes.lost:
             for sending in self._by_name.get(name, ()):
-                sending.ready.pop(name, None)
                 wanted = sending.wanted.get(name)
                 if wanted is not None and not wanted.missing:
                     continue
@@ -273,6 +278,7 @@ class Senders:
 
     def tick(self, now: float) -> None:
         """Notices what nobody produces any more. Call a few times a second."""
+        self.keeping.watch(self._live.values(), now)
         for sending in list(self._live.values()):
             for name in list(sending.absent_since):
                 if self._index.get(name) is not None:
@@ -364,6 +370,14 @@ class Senders:
                     contract=self._contracts.only(),
                 )
             )
+        sending.told_whole = False
+        self._tell_whole(sending)
+
+    def _tell_whole(self, sending: Sending) -> None:
+        whole, peer = not sending.absent, self._peer(sending)
+        if peer is not None and whole != sending.told_whole:
+            sending.told_whole = whole
+            peer.send(link.Whole(sending.transfer.xfer, whole))
 
     def _shorten(self, sending: Sending, count: int) -> None:
         gone, sending.names = sending.names[count:], sending.names[:count]
@@ -372,11 +386,13 @@ class Senders:
             self.end(sending.transfer.xfer)
         elif (peer := self._peer(sending)) is not None:
             peer.send(link.Demoted(sending.transfer.xfer, count))
+            self._tell_whole(sending)
 
     def _forget(self, sending: Sending, names: list[bytes]) -> None:
         for name in names:
             sending.forget(name)
             sending.absent_since.pop(name, None)
+            sending.absent.discard(name)
             sendings = self._by_name[name]
             sendings.discard(sending)
             if not sendings:

@@ -343,9 +343,10 @@ class SchedulerSide:
 
     def _forget_depot(self, reason: str) -> None:
         self._held.forget_reports()
-        self._orders.finished.clear()
         self._orders.copies.clear()
         for job in self._jobs.values():
+            if job.written:  # a worker whose connection lives on says when it is through with them
+                self._orders.finished.append(job.write_owner)
             if job.admitted:
                 job.fail(reason)
             job.forget_depot()

@@ -72,6 +72,7 @@ class Job:
     recall_until: float | None = None  # it waits until then for pages that are on disk
     void: bool = False  # its lease ended while it loaded: the pages may have changed under the copy
     failed_at: int = -1  # preemptions so far when a load failed: no other try before the next preemption
+    losses: int = 0  # of the connection to the depot
     spoiled: int = 0  # loads that met a corrupt page
     # publishing
     admitted: bool = False  # the prompt's pages are reserved
@@ -99,8 +100,8 @@ class Job:
 
     @property
     def write_owner(self) -> str:
-        """Owner of the reservations."""
-        return f"{self.owner}/write"
+        """Owner of the reservations. After a loss of the depot it is another: the former's writes may be under way."""
+        return f"{self.owner}/write{self.losses or ''}"
 
     def count(self, external: int) -> None:
         """The request has its first blocks, and `external` tokens will be loaded."""
@@ -151,6 +152,7 @@ class Job:
     def forget_depot(self) -> None:
         """Leases and reservations are void. A load that runs goes on (its bytes stay mapped), but counts as failed."""
         self.void = self.loading
+        self.losses += 1
         self.lease = None
         self.admitted = False
         self.writes.clear()
