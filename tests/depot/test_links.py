@@ -15,7 +15,7 @@ from link_kit import SHAPE, World
 from pdrelay.cluster import certs
 from pdrelay.cluster.tls import client_context
 from pdrelay.depot import wire
-from pdrelay.depot.base import LinkState, Transfer
+from pdrelay.depot.base import Delivered, LinkState, Stalled, Transfer
 from pdrelay.depot.control_client import connect_control
 from pdrelay.errors import DepotUnavailableError
 from pdrelay.kv.contract import KVContract
@@ -74,6 +74,32 @@ async def test_one_broken_bulk_connection_does_not_take_the_link_down(world: Wor
     await until(lambda: p.hub.senders.stats("x").delivered, 20)
     assert line.cut_after is None
     assert p.hub.links_up() == {"d": True}
+    await control.end("x")
+    await until(lambda: p.idle() and d.idle())
+
+
+async def test_a_bit_that_flips_at_the_sender_never_arrives_and_its_page_is_produced_anew(world: World) -> None:
+    p, d, _ = await world.joined()
+    prefill, decode, control = await p.engine("prefill"), await d.engine("decode"), await p.control()
+    pages = names(*range(5))
+    await run(lambda: produce(prefill, "r", pages, SHAPE))
+    await run(lambda: prefill.release("r"))
+    damaged = p.hub.index.get(pages[3])
+    assert damaged is not None
+    prefill.arena[damaged.offset + 5000] ^= 16
+    events = control.events()
+    async with asyncio.timeout(20):
+        await control.transfer(Transfer(xfer="x", names=pages, to="d"))
+        while await anext(events) != Stalled("x", [pages[3]]):
+            pass
+        assert d.hub.index.match(pages) == 3
+        await run(lambda: produce(prefill, "again", pages, SHAPE))
+        while await anext(events) != Delivered("x"):
+            pass
+    await events.aclose()  # type: ignore[attr-defined]
+    await run(lambda: pytest.fail("bytes differ") if not intact(decode, "r", pages, SHAPE) else None)
+    assert (p.hub.stats().corrupt_pages, d.hub.stats().corrupt_pages) == (1, 0)
+    await run(lambda: decode.release("r"))
     await control.end("x")
     await until(lambda: p.idle() and d.idle())
 
