@@ -115,8 +115,10 @@ class Engine:
     @property
     def used_tokens(self) -> float:
         """KV memory in use, in tokens."""
-        grown = self._batch * self._steps_done()
-        return self._context + grown + self._batch * self._sequence_overhead + self._reserved
+        batch = self._batch
+        if not batch:
+            return self._reserved
+        return self._context + batch * (self._steps_done() + self._sequence_overhead) + self._reserved
 
     @property
     def kv_usage(self) -> float:

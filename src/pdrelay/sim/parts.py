@@ -95,16 +95,15 @@ class Instance:
     def view(self) -> InstanceView:
         """As a policy sees it."""
         spec, engines = self.spec, self.engines
-        if len(engines) == 1:
-            (engine,) = engines
-            return InstanceView(
-                spec.name, spec.cluster, spec.roles, not self.down, self.down, engine.running, engine.waiting,
-                engine.kv_usage, self._cost, spec.depot or spec.name, self.assigned,
-            )  # fmt: skip
+        running = waiting = 0
+        usage = 0.0
+        for engine in engines:
+            running += engine.running
+            waiting += engine.waiting
+            usage += engine.kv_usage
         return InstanceView(
-            spec.name, spec.cluster, spec.roles, not self.down, self.down,
-            sum(e.running for e in engines), sum(e.waiting for e in engines),
-            sum(e.kv_usage for e in engines) / len(engines), self._cost, spec.depot or spec.name, self.assigned,
+            spec.name, spec.cluster, spec.roles, not self.down, self.down, running, waiting, usage / len(engines),
+            self._cost, spec.depot or spec.name, self.assigned,
         )  # fmt: skip
 
     def rank(self) -> Engine:

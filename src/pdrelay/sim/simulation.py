@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,13 +83,17 @@ class Simulation:
 
         def stop() -> bool:
             nonlocal ended
-            done = sum(self.metrics.counts.values())
-            if on_progress is not None and done >= ended + 1000:
-                ended = done
-                on_progress(done)
-            return self.finished
+            if on_progress is not None and self._numbers >= ended + 1000:
+                ended = self._numbers
+                on_progress(ended - len(self.lives))
+            return not self.lives and self.finished
 
-        self.events.run(stop=stop)
+        thresholds = gc.get_threshold()
+        gc.set_threshold(100_000, *thresholds[1:])  # callbacks and lives make cycles, which few collections suffice for
+        try:
+            self.events.run(stop=stop)
+        finally:
+            gc.set_threshold(*thresholds)
         assert not self.lives, f"INV-SIM-END: {[life.record.as_dict() for life in self.lives]}"
         return self._outcome()
 

@@ -10,7 +10,7 @@ from pdrelay.sim.events import Event
 if TYPE_CHECKING:
     from pdrelay.sim.simulation import Simulation
 
-MOST = 1000
+MOST = 600
 """Samples that are kept."""
 
 
@@ -31,9 +31,12 @@ class Sample(NamedTuple):
 class Timeline:
     """Takes samples every so often; the interval doubles when there are too many."""
 
-    def __init__(self, simulation: Simulation, interval: float = 0.05) -> None:
+    def __init__(self, simulation: Simulation, interval: float = 0.2) -> None:
         self._simulation, self._interval = simulation, interval
         self._event: Event | None = None
+        self._instances = {
+            role: [each for each in simulation.instances.values() if role in each.spec.roles] for role in Role
+        }
         self.samples: list[Sample] = []
 
     def start(self) -> None:
@@ -59,16 +62,18 @@ class Timeline:
         simulation = self._simulation
         for line in simulation.lines.values():
             line.settle()
-        by_role = {role: [i for i in simulation.instances.values() if role in i.spec.roles] for role in Role}
-        engines = {role: [e for i in found for e in i.engines] for role, found in by_role.items()}
+        prefill, relay, decode = (
+            [engine for instance in self._instances[role] for engine in instance.engines]
+            for role in (Role.PREFILL, Role.RELAY, Role.DECODE)
+        )
         return Sample(
             time=simulation.events.now,
             line_bytes={f"{a}->{b}": line.sent for (a, b), line in simulation.lines.items()},
-            line_queue=sum(line.queue for line in simulation.lines.values()),
-            prefill_queue=sum(e.waiting + max(0, e.running - 1) for e in engines[Role.PREFILL]),
-            decode_running=sum(e.running for e in engines[Role.DECODE]),
-            decode_queue=sum(e.waiting for e in engines[Role.DECODE]),
-            relay_running=sum(e.running for e in engines[Role.RELAY]),
-            relay_tokens=sum(i.output_tokens() for i in by_role[Role.RELAY]),
-            main_tokens=sum(i.output_tokens() for i in by_role[Role.DECODE]),
+            line_queue=sum([line.queue for line in simulation.lines.values()]),
+            prefill_queue=sum([engine.waiting + max(0, engine.running - 1) for engine in prefill]),
+            decode_running=sum([engine.running for engine in decode]),
+            decode_queue=sum([engine.waiting for engine in decode]),
+            relay_running=sum([engine.running for engine in relay]),
+            relay_tokens=sum([engine.output_tokens() for engine in relay]),
+            main_tokens=sum([engine.output_tokens() for engine in decode]),
         )
