@@ -68,6 +68,74 @@ def ensure(directory: Path, names: Iterable[str], hosts: Sequence[str] = (), rot
     return written
 
 
+def renew_authority(directory: Path) -> None:
+    """Puts a new authority before the present one: both are trusted, the new one issues. `retire_authorities` ends it.
+
+    Raises ConfigError when there is none yet, or a change is under way already.
+    """
+    certificate_path, key_path = directory / "ca.pem", directory / "ca.key"
+    _read_authority(certificate_path, key_path)
+    trusted = _authorities(directory)
+    if len(trusted) > 1:
+        raise ConfigError(f"{certificate_path}: a change of authority is under way; end it with --retire-authority")
+    authority = _new_authority()
+    write_private(certificate_path, b"".join(map(_certificate_pem, (authority.certificate, *trusted))))
+    write_private(key_path, _key_pem(authority.key))
+
+
+def retire_authorities(directory: Path) -> list[str]:
+    """Trusts the issuing authority only. Raises ConfigError naming leaves here that it did not issue."""
+    issuing = _read_authority(directory / "ca.pem", directory / "ca.key")
+    late = [leaf.name for leaf in expiries(directory) if leaf.name != "ca" and leaf.authority != _name_of(issuing[0])]
+    if late:
+        raise ConfigError(f"{directory}: {', '.join(late)}: of the former authority; run --rotate for them first")
+    former = _authorities(directory)[1:]
+    write_private(directory / "ca.pem", _certificate_pem(issuing.certificate))
+    return [_name_of(certificate) for certificate in former]
+
+
+class Expiry(NamedTuple):
+    """When a certificate ends."""
+
+    name: str  # of the part, or "ca"
+    ends: datetime
+    authority: str  # who issued it
+
+    def seconds(self, now: datetime | None = None) -> float:
+        """Until then; negative afterwards."""
+        return (self.ends - (now or datetime.now(UTC))).total_seconds()
+
+
+def expiries(directory: Path) -> list[Expiry]:
+    """All certificates in `directory`, the trusted authorities first. Raises ConfigError for what is not one."""
+    found = [Expiry("ca", one.not_valid_after_utc, _name_of(one)) for one in _authorities(directory)]
+    return found + [expiry_of(path) for path in sorted(directory.glob("*.pem")) if path.name != "ca.pem"]
+
+
+def expiry_of(path: Path) -> Expiry:
+    """When the certificate in `path` ends. Raises ConfigError."""
+    try:
+        leaf = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: the certificate cannot be read: {error}") from error
+    return Expiry(path.stem, leaf.not_valid_after_utc, _text_of(leaf.issuer))
+
+
+def _authorities(directory: Path) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates((directory / "ca.pem").read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{directory / 'ca.pem'}: the authority cannot be read: {error}") from error
+
+
+def _name_of(certificate: x509.Certificate) -> str:
+    return _text_of(certificate.subject)
+
+
+def _text_of(name: x509.Name) -> str:
+    return str(name.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
 def _ensure_authority(directory: Path, written: Written) -> Authority:
     certificate_path, key_path = directory / "ca.pem", directory / "ca.key"
     if certificate_path.exists() and key_path.exists():
@@ -122,13 +190,22 @@ def _is_good(directory: Path, name: str, wanted: list[x509.GeneralName], authori
     try:
         leaf = x509.load_pem_x509_certificate((directory / f"{name}.pem").read_bytes())
         key = serialization.load_pem_private_key((directory / f"{name}.key").read_bytes(), None)
-        leaf.verify_directly_issued_by(authority.certificate)
+        _verify_issued(leaf, _authorities(directory), authority)
         held = set(leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except (OSError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
         return False
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != leaf.public_key():
         return False
     return held.issuperset(wanted) and leaf.not_valid_after_utc > datetime.now(UTC) + timedelta(days=RENEW_DAYS)
+
+
+def _verify_issued(leaf: x509.Certificate, trusted: Sequence[x509.Certificate], authority: Authority) -> None:
+    """Raises ValueError or InvalidSignature unless one of the `trusted` authorities has issued `leaf`."""
+    for certificate in trusted:
+        if certificate.subject == leaf.issuer:
+            leaf.verify_directly_issued_by(certificate)
+            return
+    leaf.verify_directly_issued_by(authority.certificate)
 
 
 def _ensure_fleet_key(path: Path, written: Written) -> None:
@@ -140,7 +217,17 @@ def _ensure_fleet_key(path: Path, written: Written) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replaces `path` in one step by a file that only its owner can read."""
+    """Puts `data` into a file that only its owner can read.
+
+    One that is there is written over: who watches it (vLLM does) would lose sight of a file that takes its place. Who
+    reads it in between finds something that is no certificate, keeps the former one and looks again.
+    """
+    if path.is_file():
+        path.chmod(0o600)
+        with path.open("r+b", buffering=0) as file:
+            file.write(data)
+            file.truncate()
+        return
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:

@@ -46,8 +46,6 @@ class TlsListener:
     ) -> None:
         """`agents` has those depots that write by NIXL, `clear` those that send KV without TLS. Raises StartError."""
         self._hub, self._tls = hub, tls
-        # Clients of bulk connections never read: a session ticket would break the connection at its end.
-        tls.num_tickets = 0
         self._connections = Connections()
         hub.cut_connections.append(self._connections.cut)
         self._checkers = ThreadPoolExecutor(CHECKERS, "nixl check")

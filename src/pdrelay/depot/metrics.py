@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
+from pdrelay.cluster.certs import expiry_of
 from pdrelay.cluster.units import parse_address
 from pdrelay.depot.base import Use
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.link_metrics import link_lines
 from pdrelay.depot.payload import Coder
-from pdrelay.errors import StartError
+from pdrelay.errors import ConfigError, StartError
 
 
 class Metric(NamedTuple):
@@ -63,9 +66,17 @@ USE_METRICS = (
 )
 
 
-def render(hub: Hub) -> str:
-    """All metrics in Prometheus' text format."""
-    return "\n".join(_lines(hub)) + "\n"
+def render(hub: Hub, certificate: Path | None = None) -> str:
+    """All metrics in Prometheus' text format; `certificate` is the file of the depot's own."""
+    lines = [*_lines(hub), *(_certificate_lines(hub, certificate) if certificate is not None else ())]
+    return "\n".join(lines) + "\n"
+
+
+def _certificate_lines(hub: Hub, certificate: Path) -> Iterator[str]:
+    yield "# HELP pdrelay_depot_certificate_expiry_seconds Until the depot's certificate ends; negative afterwards."
+    yield "# TYPE pdrelay_depot_certificate_expiry_seconds gauge"
+    with suppress(ConfigError):  # half-way through being replaced
+        yield f'pdrelay_depot_certificate_expiry_seconds{{depot="{hub.name}"}} {expiry_of(certificate).seconds():.0f}'
 
 
 def _lines(hub: Hub) -> Iterator[str]:

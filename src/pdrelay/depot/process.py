@@ -111,7 +111,7 @@ async def running(deployment: Deployment, name: str) -> AsyncIterator[Hub]:
         agents = {depot: maker(link, name, arena.fd) for depot, link in writers(deployment, host)}
         stack.push_async_callback(TlsListener(hub, host.listen, server, agents, clear_senders(deployment, host)).aclose)
         if host.metrics:
-            metrics = await serve_metrics(host.metrics, lambda: render(hub))
+            metrics = await serve_metrics(host.metrics, lambda: render(hub, server.files[1]))
             stack.callback(metrics.close)
         for link, target in routes(deployment, host):
             make_lanes = None

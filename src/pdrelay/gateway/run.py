@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import uvicorn
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
+from pdrelay.cluster.certs import expiry_of
 from pdrelay.cluster.config import GATEWAY, Deployment
 from pdrelay.cluster.tls import client_context
 from pdrelay.cluster.topology import Host, Instance
@@ -19,6 +21,7 @@ from pdrelay.depot.control_client import connect_control
 from pdrelay.engine.base import Engine
 from pdrelay.engine.client import WebSocketEngine
 from pdrelay.engine.serving import connect_serving
+from pdrelay.errors import ConfigError
 from pdrelay.gateway.app import build_app
 from pdrelay.gateway.base import ServingConnector
 from pdrelay.gateway.coordinator import Coordinator
@@ -54,6 +57,7 @@ async def serve(deployment: Deployment) -> None:
     host, port = parse_address(deployment.gateway.listen)
     text = load_text(Path(deployment.model.path), deployment.model.chat_template)
     metrics = Metrics()
+    _watch_certificate(deployment, metrics.registry)
     async with coordinator(deployment, metrics.registry) as running:
         app = build_app(
             running,
@@ -64,6 +68,20 @@ async def serve(deployment: Deployment) -> None:
             adapters=[adapter.name for adapter in deployment.adapter],
         )
         await uvicorn.Server(server_config(app, host, port)).serve()
+
+
+def _watch_certificate(deployment: Deployment, registry: CollectorRegistry) -> None:
+    """Shows when the gateway's certificate ends."""
+    path = Path(deployment.tls.directory) / f"{GATEWAY}.pem"
+
+    def seconds() -> float:
+        try:
+            return expiry_of(path).seconds()
+        except ConfigError:  # half-way through being replaced
+            return math.nan
+
+    text = "Until the gateway's certificate ends; negative afterwards"
+    Gauge("pdrelay_gateway_certificate_expiry_seconds", text, registry=registry).set_function(seconds)
 
 
 def _engine_address(instance: Instance) -> str:

@@ -129,6 +129,7 @@ def _server(deployment: Deployment, instance: Instance) -> list[str]:
         *("--ssl-keyfile", str(directory / f"{instance.name}.key")),
         *("--ssl-ca-certs", str(directory / "ca.pem")),
         *("--ssl-cert-reqs", "2"),  # ssl.CERT_REQUIRED: both sides show a certificate
+        "--enable-ssl-refresh",  # certificates rotate without a restart
         "--disable-uvicorn-access-log",
     ]
 
