@@ -61,6 +61,29 @@ async def test_a_line_that_breaks_in_the_middle_costs_only_what_was_under_way(wo
     assert d.hub.stats().corrupt_parts == 0
 
 
+@pytest.mark.parametrize("encryption", ["tls", "control"])
+async def test_bytes_that_are_lost_behind_a_proxy_are_sent_again(
+    world: World, encryption: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pdrelay.depot.tcp_lanes.UNANSWERED_LOOKS", 2)
+    p, d = await world.site("p"), await world.site("d", clear=["p"] if encryption == "control" else [])
+    line = await world.line(d)
+    p.link("d", f"127.0.0.1:{d.listener.port}", line.address, encryption=encryption)
+    await until(lambda: len(d.listener._receivers) == 2)
+    line.silent = True  # the proxy has acknowledged them, so TCP is content
+    prefill, pages = await p.engine("prefill"), names(1, 2, 3)
+    await run(lambda: produce(prefill, "r", pages, SHAPE))
+    p.hub.transfer(Transfer(xfer="x", names=pages, to="d"), "gateway")
+    before = line.passed
+    await until(lambda: line.passed >= before + 3 * SHAPE.page_bytes)
+    line.silent = False
+    await until(lambda: p.hub.senders.stats("x").delivered)
+    assert p.hub.links_up() == {"d": True}
+    p.hub.end("x")
+    await run(lambda: prefill.release("r"))
+    await until(lambda: p.idle() and d.idle())
+
+
 async def test_one_broken_bulk_connection_does_not_take_the_link_down(world: World) -> None:
     p, d = await world.site("p"), await world.site("d")
     line = await world.line(d)

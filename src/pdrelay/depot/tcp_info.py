@@ -19,6 +19,7 @@ class TcpInfo(NamedTuple):
     min_rtt: float  # seconds; 0 when not known
     cwnd_bytes: int  # congestion window
     unsent: int  # bytes in the socket's buffer that were not sent yet
+    unacked: int  # segments that the far kernel has not acknowledged
     sent_bytes: int  # retransmitted ones included
     retransmitted_bytes: int
 
@@ -39,6 +40,7 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
         min_rtt=0.0 if min_rtt == _UNKNOWN else min_rtt / 1e6,
         cwnd_bytes=cwnd * mss,
         unsent=unsent,
+        unacked=words[4],
         sent_bytes=tail[2],
         retransmitted_bytes=tail[3],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import ssl
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +24,15 @@ from pdrelay.depot.sockets import CONNECT_SECONDS, dial_bulk, dial_clear, join_t
 from pdrelay.depot.tcp_info import TcpInfo, tcp_info
 from pdrelay.depot.tcp_options import set_congestion, set_pace, set_unsent
 
+logger = logging.getLogger(__name__)
+
 BATCHES_AHEAD = 2  # handed to a thread: one it writes, one so that it need not wait for the event loop
 WATCH_SECONDS = 0.25
+UNANSWERED_LOOKS = 60
+"""Looks in a row, `WATCH_SECONDS` apart, that find all of a connection's bytes with the far kernel and no batch
+acknowledged: they are lost in between, or the far end has lost its place among them. 15 s: more than a proxy holds back
+on a line whose rate fell tenfold. Counted, not timed: the process that was stopped may be our own."""
+
 MIN_WARM, MAX_WARM = 64 << 10, 1 << 20
 """Bytes of padding that open a connection's congestion window; less is there from the start."""
 
@@ -53,11 +61,18 @@ class Lane:
     unwritten: dict[int, FlyingBatch] = field(default_factory=dict)  # the thread may still read their bytes
     unacked: dict[int, FlyingBatch] = field(default_factory=dict)
     used: float = float("-inf")  # when something was under way last
+    unanswered: int = 0  # looks in a row
 
     def load(self, urgency: int) -> int:
         """Batches that one of this urgency would wait for. Less urgent ones are overtaken, unless they have begun."""
         begun = 1 if self.unwritten else 0
         return max(begun, sum(batch.urgency <= urgency for batch in self.unwritten.values()))
+
+    def look(self, info: TcpInfo) -> int:
+        """Looks in a row that found nothing left to send or to arrive, and no acknowledgement of it."""
+        waits = bool(self.unacked) and not self.unwritten and not info.unsent and not info.unacked
+        self.unanswered = self.unanswered + 1 if waits else 0
+        return self.unanswered
 
     def carries(self, xfer: str) -> bool:
         """Whether batches of this transfer are under way on it."""
@@ -134,7 +149,7 @@ class TcpLanes:
         """See Lanes."""
         for lane in self._lanes.values():
             if (batch := lane.unacked.pop(number, None)) is not None:
-                lane.used = self._loop.time()
+                lane.used, lane.unanswered = self._loop.time(), 0
                 return batch
         return None
 
@@ -208,12 +223,15 @@ class TcpLanes:
             raise TimeoutError("the far depot gives no secret") from None
 
     async def _watch_connections(self) -> None:
-        """Breaks connections that the far end has ended: what it has not read must go over another one, though there
-        may be nothing more to write that would show it."""
+        """Breaks connections that the far end has ended, or on which it answers no more: what it has not read must go
+        over another one, though there may be nothing more to write that would show it."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             for sender, info in list(self._connections()):
                 if not info.alive:
+                    sender.interrupt()
+                elif self._lanes[sender].look(info) == UNANSWERED_LOOKS:
+                    logger.warning("bulk connection to %s: what arrived is not acknowledged", self._settings.depot)
                     sender.interrupt()
 
     def _connections(self) -> Iterator[tuple[BulkSender, TcpInfo]]:
