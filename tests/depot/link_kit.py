@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -90,12 +90,12 @@ class Site:
 
     def __init__(
         self, name: str, stack: AsyncExitStack, tmp_path: Path, tls: Path, pages: int, writers: Sequence[str] = (),
-        clear: Sequence[str] = (),
+        clear: Sequence[str] = (), clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`writers` are the depots that write here by NIXL, `clear` those that send KV without TLS."""
         self.name, self.socket, self.tls, self._stack = name, tmp_path / f"{name}.sock", tls, stack
         self.arena = Arena(pages * SHAPE.page_bytes)
-        self.hub = Hub(name, self.arena.view, KEY, time.monotonic, epoch_base=time.time_ns() >> 10)
+        self.hub = Hub(name, self.arena.view, KEY, clock, epoch_base=time.time_ns() >> 10)
         self._server = DepotServer(self.hub, self.arena)
         self.agents: list[AgentProcess] = []
         agents = dict.fromkeys(writers, self.agent)
