@@ -25,6 +25,7 @@ COMMANDS = {
     "depot": "Run the depot of one host.",
     "engine": "Run one engine instance, or print its command line.",
     "certs": "Make a fleet's certificate authority, certificates and key.",
+    "profile": "Measure a running instance and the lines; write a profile file.",
     "simulate": "Run a workload through a deployment that need not exist.",
     "reproduce": "Compare published figures with those that we obtain.",
     "bench": "Measure: transfers between depots, beside other tools in the same run.",
