@@ -28,7 +28,9 @@ def test_help_lists_every_command_and_imports_none():
 
 
 LEAVES = (
-    [[name] for name in COMMANDS if name != "bench"] + [["bench", name] for name in BENCHMARKS] + [["depot", "stats"]]
+    [[name] for name in COMMANDS if name not in ("bench", "reproduce")]
+    + [["bench", name] for name in BENCHMARKS]
+    + [["depot", "stats"], ["reproduce", "pdd"]]
 )
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from pdrelay.cli.main import main
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
 
 
 def test_published_figures_are_met_or_carry_a_reason(tmp_path) -> None:

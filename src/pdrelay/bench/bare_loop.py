@@ -1,9 +1,11 @@
 """The yardstick: the same bytes over as many sockets, with nothing around them. Runs as two processes.
 
-`python -m pdrelay.bench.bare_loop receive CONNECTIONS CHUNK [TLS-DIRECTORY]` prints the port on which it listens;
-`... send CONNECTIONS CHUNK ADDRESS [TLS-DIRECTORY]` connects and prints `ready`. Then each takes lines with a number of
-bytes. For each, the sender prints the time at which it began, the receiver that at which the last byte was there
-(CLOCK_MONOTONIC, which the processes of one machine share).
+`python -m pdrelay.bench.bare_loop receive CONNECTIONS CHUNK MEMORY [TLS-DIRECTORY]` prints the port where it listens;
+`... send CONNECTIONS CHUNK MEMORY ADDRESS [TLS-DIRECTORY]` connects and prints `ready`. MEMORY bytes of each side are
+sent from and received into, over and over: as many as the payload for a transfer that puts every byte in its place, as
+few as CHUNK for one that only passes through the cache. Then each takes lines with a number of bytes. For each, the
+sender prints the time at which it began, the receiver that at which the last byte was there (CLOCK_MONOTONIC, which the
+processes of one machine share).
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ class Round:
         if total <= 0:
             self.done.set()
 
-    def take(self, most: int) -> int:
-        """Claims up to `most` bytes to send; 0 when all are claimed."""
+    def take(self, most: int) -> tuple[int, int]:
+        """Claims up to `most` bytes to send: how many are left before, and the claim; 0 when all are claimed."""
         with self._lock:
-            size = min(most, self._left)
+            left, size = self._left, min(most, self._left)
             self._left -= size
-        return size
+        return left, size
 
     def count(self, size: int) -> None:
         """Received `size` bytes."""
@@ -47,7 +49,7 @@ class Round:
                 self.done.set()
 
 
-def receive(connections: int, chunk: int, tls: ssl.SSLContext | None) -> None:
+def receive(connections: int, chunk: int, memory: int, tls: ssl.SSLContext | None) -> None:
     """The receiving process."""
     with socket.create_server(("", 0)) as server:
         print(server.getsockname()[1], flush=True)
@@ -56,8 +58,9 @@ def receive(connections: int, chunk: int, tls: ssl.SSLContext | None) -> None:
 
     def drain(raw: socket.socket) -> None:
         sock = raw if tls is None else tls.wrap_socket(raw, server_side=True)
-        buffer = memoryview(bytearray(chunk))
-        while size := sock.recv_into(buffer):
+        room, at = _filled(max(memory // connections, chunk)), 0
+        while size := sock.recv_into(room[at : at + chunk]):
+            at = at + size if at + size + chunk <= len(room) else 0
             box[0].count(size)
 
     for sock in socks:
@@ -69,17 +72,22 @@ def receive(connections: int, chunk: int, tls: ssl.SSLContext | None) -> None:
         print(box[0].ended, flush=True)
 
 
-def send(connections: int, chunk: int, address: str, tls: ssl.SSLContext | None) -> None:
+def send(connections: int, chunk: int, memory: int, address: str, tls: ssl.SSLContext | None) -> None:
     """The sending process."""
     socks = [socket.create_connection(parse_address(address)) for _ in range(connections)]
     if tls is not None:
         socks = [tls.wrap_socket(sock, server_hostname=RECEIVER) for sock in socks]
-    data = memoryview(bytearray(chunk))
+    data = _filled(max(memory, chunk))
+    places = len(data) // chunk
     print("ready", flush=True)
 
     def push(sock: socket.socket, work: Round) -> None:
-        while size := work.take(chunk):
-            sock.sendall(data[:size])
+        while True:
+            left, size = work.take(chunk)
+            if not size:
+                return
+            at = left // chunk % places * chunk
+            sock.sendall(data[at : at + size])
 
     for total in _requests():
         work = Round(total)
@@ -92,6 +100,11 @@ def send(connections: int, chunk: int, address: str, tls: ssl.SSLContext | None)
         print(start, flush=True)
 
 
+def _filled(size: int) -> memoryview:
+    """Memory that has its pages, as an arena that has been used."""
+    return memoryview(bytearray(b"\xa5") * size)
+
+
 def _requests() -> Iterator[int]:
     lines: Iterable[str] = iter(sys.stdin.readline, "")
     yield from map(int, lines)
@@ -99,12 +112,13 @@ def _requests() -> Iterator[int]:
 
 def main(arguments: list[str]) -> None:
     """See the module's text."""
-    role, connections, chunk, *rest = arguments
+    role, connections, chunk, memory, *rest = arguments
+    sizes = int(connections), int(chunk), int(memory)
     if role == "receive":
-        receive(int(connections), int(chunk), server_context(rest[0], RECEIVER) if rest else None)
+        receive(*sizes, server_context(rest[0], RECEIVER) if rest else None)
     else:
         address, *tls = rest
-        send(int(connections), int(chunk), address, client_context(tls[0], SENDER) if tls else None)
+        send(*sizes, address, client_context(tls[0], SENDER) if tls else None)
 
 
 if __name__ == "__main__":

@@ -93,10 +93,10 @@ class BareLoop:
 
 @asynccontextmanager
 async def bare_loop(
-    name: str, logs: Path, connections: int, chunk: int, size: int, tls: Path | None
+    name: str, logs: Path, connections: int, chunk: int, memory: int, size: int, tls: Path | None
 ) -> AsyncIterator[BareLoop]:
-    """A socket loop on this machine, plain without `tls`. Raises BenchError."""
-    shape, secrets = [str(connections), str(chunk)], [str(tls)] if tls is not None else []
+    """A socket loop on this machine between `memory` bytes at each side, plain without `tls`. Raises BenchError."""
+    shape, secrets = [str(connections), str(chunk), str(memory)], [str(tls)] if tls is not None else []
     module = "pdrelay.bench.bare_loop"
     async with started(f"{name}-receiver", module, ["receive", *shape, *secrets], logs) as receiver:
         address = f"127.0.0.1:{await receiver.line()}"

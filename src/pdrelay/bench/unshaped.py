@@ -36,9 +36,17 @@ async def throughput(settings: Settings, place: Place, progress: Progress) -> Th
     loop = partial(bare_loop, connections=settings.connections, chunk=settings.chunk, size=size, logs=place.home)
     entries = [
         Entry("pdrelay, plain", partial(_our_link, "plain", settings, place, "control"), "bare loop, plain"),
-        Entry("bare loop, plain", partial(loop, "bare-plain", tls=None), ""),
+        Entry("bare loop, plain", partial(loop, "bare-plain", memory=size, tls=None), ""),
+        Entry(
+            "bare loop through one buffer, plain", partial(loop, "hot-plain", memory=0, tls=None), "bare loop, plain"
+        ),
         Entry("pdrelay, TLS", partial(_our_link, "tls", settings, place, "tls"), "bare loop, TLS"),
-        Entry("bare loop, TLS", partial(loop, "bare-tls", tls=place.certificates), ""),
+        Entry("bare loop, TLS", partial(loop, "bare-tls", memory=size, tls=place.certificates), ""),
+        Entry(
+            "bare loop through one buffer, TLS",
+            partial(loop, "hot-tls", memory=0, tls=place.certificates),
+            "bare loop, TLS",
+        ),
         *(Entry(name, partial(_peer, settings, name, size), "bare loop, plain") for name in PEERS),
     ]
     rows = await compare(entries, settings.rounds, progress)
