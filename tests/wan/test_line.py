@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import socket
+import struct
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -207,6 +209,23 @@ async def test_a_broken_end_breaks_the_other():
         writer.transport.abort()
         await asyncio.wait_for(sink.ended.wait(), 5)
         await until(lambda: line.line.open_sockets == 0)
+
+
+async def test_a_reset_that_meets_a_half_close_does_not_stop_the_line():
+    accepted = socket.create_server(("127.0.0.1", 0))
+    with accepted:
+        line = Line([Route(Lane.BULK, ("127.0.0.1", 0), accepted.getsockname())], math.inf, 0.0)
+        await line.start()
+        _, writer = await asyncio.open_connection(*line._servers[0].sockets[0].getsockname())
+        target, _ = await asyncio.to_thread(accepted.accept)
+        await until(lambda: line.open_sockets == 2 and all(end.ready for end in line._ends))
+        near = next(end for end in line._ends if end._shaper is line.forward)
+        target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        target.close()  # a reset, of which the event loop cannot know before it runs again
+        near._arrived(Signal.END)
+        await until(lambda: line.open_sockets == 0)
+        writer.close()
+        await line.aclose()
 
 
 async def test_cut_breaks_every_connection_and_new_ones_work():

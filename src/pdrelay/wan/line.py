@@ -235,7 +235,10 @@ class End(asyncio.BufferedProtocol):
         if self._read_ended:
             self._transport.close()
         else:
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:  # a reset came that the event loop has not told of yet
+                self.abort()
 
 
 def _text(address: Address) -> str:
