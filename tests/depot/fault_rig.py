@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import threading
@@ -143,7 +144,10 @@ class Rig:
         stalled.set()  # nobody has produced anything
         hub = self.p.site.hub
         try:
-            hub.transfer(Transfer(xfer=xfer, names=pages, tails=tails, to="d", addressee="engine-d"), "gateway")
+            wish = Transfer(
+                xfer=xfer, names=pages, tails=tails, to="d", addressee="engine-d", background=self.rng.random() < 0.2
+            )
+            hub.transfer(wish, "gateway")
             reading = asyncio.create_task(self._read(xfer, pages))
             try:
                 async with asyncio.timeout(HUNG_SECONDS):
@@ -163,7 +167,10 @@ class Rig:
     ) -> str:
         """Prefills whenever nobody does, until all was read at d or the transfer's depot died."""
         stalled = self._stalled[xfer]
+        given_up = time.monotonic() + (self.rng.uniform(0, 0.5) if self.rng.random() < 0.15 else math.inf)
         while True:
+            if time.monotonic() > given_up:
+                return "given up by its gateway"
             if self.p.starts != at_p:
                 return "its depot died"
             if stalled.is_set():
