@@ -12,7 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pdrelay.depot import keeping, link_messages
 from pdrelay.depot.base import Delivered, DepotEvent, DepotStats, LinkState, Offered, PageKind, Stalled, Transfer
+from pdrelay.depot.index import Index
 from pdrelay.depot.memory import MemoryDepot, MemoryDisk, MemoryEngineDepot, link
+from pdrelay.depot.page import Page
 from pdrelay.depot.receiving import LOST_PEER_SECONDS, PATIENCE, STARVED_SECONDS
 from pdrelay.depot.sending import LOST_LINK_SECONDS
 from pdrelay.errors import ArenaFullError
@@ -94,6 +96,23 @@ async def test_only_what_is_lacking_travels() -> None:
     assert pair.d.hub.index.complete(name(2)), "what the engine lost is sent after all"
     await pair.control.end("x")
     pair.check_nothing_is_held()
+
+
+async def test_an_offer_is_as_cheap_with_many_transfers_under_way_as_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[bytes] = []
+    get = Index.get
+
+    def counted(self: Index, page: bytes) -> Page | None:
+        looked_up.append(page)
+        return get(self, page)
+
+    monkeypatch.setattr(Index, "get", counted)
+    pair, costs = Pair(pages_there=512), []
+    for number in range(200):
+        looked_up.clear()
+        await pair.control.transfer(Transfer(xfer=f"x{number}", names=names(2 * number, 2 * number + 1), to="d"))
+        costs.append(len(looked_up))
+    assert costs[-1] <= costs[10]
 
 
 async def test_parts_stream_on_before_their_page_is_complete() -> None:

@@ -36,6 +36,7 @@ class Receiving:
     names: list[bytes]
     background: bool
     lacking: dict[bytes, None] = field(default_factory=dict)  # neither here nor held by the addressee
+    asked: bool = False  # each name that is lacking has a writer, or comes: nothing to reserve until one is lost
     arrived: bool = False
     tails: frozenset[bytes] = frozenset()  # names of transfer pages
     whole: bool = False  # all its pages are at the sender, or being written there

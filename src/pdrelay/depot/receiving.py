@@ -180,9 +180,12 @@ class Receivers:
     def _reserve(self, receiving: Receiving) -> bool:
         """Reserves and wants what is absent; False when room ran out and younger transfers must wait."""
         self._pin(receiving)
+        if receiving.asked:
+            return True
         contract = self._contract(receiving)
         absent = [name for name in receiving.lacking if self._index.get(name) is None and name not in self._fetches]
         if contract is None or not absent:
+            receiving.asked = not absent
             return True
         ends = list(accumulate(aligned(contract.layout_of(name).page_bytes) for name in absent))
         names = absent[: bisect_right(ends, self._index.available)]
@@ -193,6 +196,7 @@ class Receivers:
             names = []
         self._want(receiving, [self._open(receiving, name) for name in names if not self._read_back(receiving, name)])
         if len(names) == len(absent):
+            receiving.asked = True
             return True
         self.waits += 1
         if ends[-1] > self._index.capacity:
@@ -333,7 +337,7 @@ class Receivers:
         for name in changes.removed:
             for receiving in self._by_name.get(name, ()):
                 if not self._available(receiving, name):
-                    receiving.lacking[name] = None
+                    self._lacks(receiving, name)
         for name in changes.completed:
             self._close(name)
             for receiving in list(self._by_name.get(name, ())):
@@ -341,6 +345,8 @@ class Receivers:
                 self._check_arrived(receiving)
         for name, _ in changes.lost:
             self._close(name)
+            for receiving in self._by_name.get(name, ()):
+                receiving.asked = False
         if changes.room or changes.lost:
             self.pump()
 
@@ -354,9 +360,13 @@ class Receivers:
                     receiving.lacking.pop(name, None)
                     self._check_arrived(receiving)
                 else:
-                    receiving.lacking[name] = None
+                    self._lacks(receiving, name)
         if removed:
             self.pump()
+
+    def _lacks(self, receiving: Receiving, name: bytes) -> None:
+        receiving.lacking[name] = None
+        receiving.asked = False
 
     def _close(self, name: bytes) -> None:
         fetch = self._fetches.pop(name, None)
