@@ -80,11 +80,11 @@ def production_of(depot: EngineDepot, page: bytes, offset: int, shape: KVContrac
     return found if depot.arena[offset : offset + size] == whole(page, shape, found) else None
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 10.0, step: float = 0.005) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(step)
 
 
 class RunningDepot:

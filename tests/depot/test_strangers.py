@@ -85,6 +85,23 @@ async def test_a_flood_costs_a_bounded_number_of_places_and_lets_others_in(
         streams[1].close()
 
 
+async def test_a_connection_that_was_only_just_accepted_is_closed_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as here:
+        listening.setblocking(False)
+        begun: list[socket.socket] = []
+
+        async def admit(sock: socket.socket) -> None:
+            begun.append(sock)
+
+        admissions = admission.Admissions(listening, admit)
+        here.connect(listening.getsockname())
+        await until(lambda: bool(admissions.pending), step=0)
+        await admissions.aclose()
+        assert not begun
+        here.settimeout(5)
+        assert await asyncio.to_thread(here.recv, 1) == b""
+
+
 async def test_a_bulk_connection_needs_its_depots_control_connection(world: World, site: Site) -> None:
     def dial() -> bytes:
         with dial_bulk(address(site), client_context(world.tls, "p"), "d") as sock:

@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from pdrelay.depot import wire
 from pdrelay.errors import ProtocolError
@@ -66,7 +67,12 @@ class Admissions:
                 next(iter(self._pending)).cancel()
             task = asyncio.create_task(self._admit(sock))
             self._pending[task] = None
-            task.add_done_callback(self._pending.pop)
+            task.add_done_callback(partial(self._decided, sock))
+
+    def _decided(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        del self._pending[task]
+        if task.cancelled():  # perhaps before it began
+            sock.close()
 
     async def _admit(self, sock: socket.socket) -> None:
         try:
