@@ -15,6 +15,7 @@ from link_kit import SHAPE, World
 from pdrelay.cluster import certs
 from pdrelay.cluster.tls import client_context
 from pdrelay.depot import wire
+from pdrelay.depot.admission import Admissions
 from pdrelay.depot.base import Delivered, LinkState, Stalled, Transfer
 from pdrelay.depot.control_client import connect_control
 from pdrelay.errors import DepotUnavailableError
@@ -198,16 +199,15 @@ async def test_a_peer_that_falls_silent_is_taken_for_dead(world: World, monkeypa
 
 
 async def test_a_failed_accept_is_not_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = asyncio.get_running_loop()
-    accept, failed = loop.sock_accept, set[socket.socket]()
+    accept, failed = Admissions._next, set[Admissions]()
 
-    async def failing_once(sock: socket.socket) -> tuple[socket.socket, object]:
-        if sock not in failed:
-            failed.add(sock)
+    async def failing_once(admissions: Admissions) -> socket.socket:
+        if admissions not in failed:
+            failed.add(admissions)
             raise OSError(errno.EMFILE, "too many open files")
-        return await accept(sock)
+        return await accept(admissions)
 
-    monkeypatch.setattr(loop, "sock_accept", failing_once)
+    monkeypatch.setattr(Admissions, "_next", failing_once)
     await world.joined()
 
 

@@ -58,7 +58,9 @@ class Admissions:
     async def _accept(self) -> None:
         while True:
             try:
-                sock, _ = await self._loop.sock_accept(self._listening)
+                sock = await self._next()
+            except BlockingIOError:  # it left again
+                continue
             except OSError as error:  # be it that no more files may be opened just now
                 logger.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE)
@@ -68,6 +70,18 @@ class Admissions:
             task = asyncio.create_task(self._admit(sock))
             self._pending[task] = None
             task.add_done_callback(partial(self._decided, sock))
+
+    async def _next(self) -> socket.socket:
+        """Waits with empty hands, so that nothing is lost when this is cancelled. Raises OSError."""
+        readable = asyncio.Event()
+        self._loop.add_reader(self._listening, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(self._listening)
+        sock, _ = self._listening.accept()
+        sock.setblocking(False)
+        return sock
 
     def _decided(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         del self._pending[task]
