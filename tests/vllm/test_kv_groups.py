@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,8 +51,10 @@ class Pair:
             "enable_prefix_caching": True,
         } | case.both  # fmt: skip
         self.case, self.depot = case, depot
-        self.prefill = Engine("p-0", depot, **common | case.prefill)
-        self.decode = Engine("d-0", depot, **common, publish_decode=True)
+        with ThreadPoolExecutor(2) as starting:  # most of a start is imports, in a process of its own
+            prefill = starting.submit(Engine, "p-0", depot, **common | case.prefill)
+            decode = starting.submit(Engine, "d-0", depot, **common, publish_decode=True)
+        self.prefill, self.decode = prefill.result(), decode.result()
 
     def pages(self, prompt: list[int]) -> PromptPages:
         contract = self.prefill.backend.hello.contract

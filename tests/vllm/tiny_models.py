@@ -37,6 +37,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "topk_method": "greedy",
         "first_k_dense_replace": 1, "q_lora_rank": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 32, "v_head_dim": 32, **EXPERTS,
+        # As in all released models: vLLM's own rotary kernel for CPUs, used without scaling, spoils latents.
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512,
+            "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707,
+        },
     },
     "state": {
         "model_type": "qwen3_next", "intermediate_size": 128, "num_hidden_layers": 4, "num_key_value_heads": 2,

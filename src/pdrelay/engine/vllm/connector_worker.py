@@ -21,7 +21,7 @@ import torch
 from pdrelay.depot.base import EngineDepot, Part
 from pdrelay.depot.checksums import checksum, unpack_checksums
 from pdrelay.engine.vllm.groups import NULL_BLOCK, Plan
-from pdrelay.engine.vllm.layer_cache import LayerCache, layer_caches
+from pdrelay.engine.vllm.layer_cache import Bytes, LayerCache, arena_bytes, in_memory, layer_caches
 from pdrelay.engine.vllm.metadata import Load, News, PageCopy, PageLoad, StepOrders
 from pdrelay.engine.vllm.pinning import pin, unpin
 from pdrelay.errors import ContractError, DepotError, DepotUnavailableError
@@ -43,7 +43,8 @@ class WorkerSide:
         self._epoch = ""  # of the depot that it is connected to
         self._news = News()
         self._depot: EngineDepot | None = None
-        self._arena: torch.Tensor | None = None
+        self._arena: Bytes = None
+        self._device = torch.device("cpu")
         self._layers: dict[str, LayerCache] = {}
         self._states: list[LayerCache] = []
         self._orders = StepOrders()
@@ -58,6 +59,7 @@ class WorkerSide:
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Takes the KV cache, one `[blocks, ...]` tensor a layer. Raises ConfigError when a page is in pieces."""
         self._layers = layer_caches(self._plan, self._rank, kv_caches)
+        self._device = next(iter(kv_caches.values())).device
         self._states = [cache for cache in self._layers.values() if self._plan.groups[cache.group].is_state]
 
     def begin_step(self, orders: StepOrders) -> None:
@@ -70,7 +72,7 @@ class WorkerSide:
         for table, block in orders.zero:
             for cache in self._layers.values():
                 if cache.table == table:
-                    cache.shares[block].zero_()
+                    cache.shares[block] = 0
 
     def save_layer(self, layer_name: str) -> None:
         """The layer's KV of this step is computed."""
@@ -123,17 +125,16 @@ class WorkerSide:
             self._lose(error)
 
     def _copy_out(self, copy: PageCopy, cache: LayerCache) -> list[Part]:
-        assert self._arena is not None
         assert self._depot is not None
         parts, size, stretch = [], cache.part_bytes, cache.shares.shape[2]
         for share in range(cache.shares.shape[1]):
             number = cache.first_part + share
             start = end = copy.offset + number * size
             for block in copy.blocks[cache.slot]:
-                self._arena[end : end + stretch].copy_(cache.shares[block, share])
+                self._arena[end : end + stretch] = cache.shares[block, share]
                 end += stretch
             if end < start + size:  # the prompt ends before the page's last block
-                self._arena[end : start + size].zero_()
+                self._arena[end : start + size] = 0
             parts.append(Part(copy.name, number, checksum(self._depot.arena[start : start + size])))
         return parts
 
@@ -153,7 +154,7 @@ class WorkerSide:
         with self._lock:
             self._news.finished.update(owners)
 
-    def _load(self, load: Load, depot: EngineDepot | None, arena: torch.Tensor | None) -> None:
+    def _load(self, load: Load, depot: EngineDepot | None, arena: Bytes) -> None:
         failed, corrupt = True, list[bytes]()
         try:
             corrupt = self._copy_in(load, arena)
@@ -171,7 +172,7 @@ class WorkerSide:
             if corrupt:
                 self._news.spoiled.add(load.request_id)
 
-    def _copy_in(self, load: Load, arena: torch.Tensor | None) -> list[bytes]:
+    def _copy_in(self, load: Load, arena: Bytes) -> list[bytes]:
         """Copies every page; the names of those with a part that does not fit its checksum."""
         if arena is None:
             raise DepotError("the depot was lost before the load began")
@@ -182,13 +183,11 @@ class WorkerSide:
                 raise DepotError(f"page at {item.offset} with {size} bytes is outside the arena of {len(arena)}")
         expected = [unpack_checksums(item.checksums) for item in load.pages]
         corrupt: dict[bytes, None] = {}
-        on_device = False
         for cache in self._layers.values():
             for item, checksums in zip(load.pages, expected, strict=True):
                 if item.group == cache.group and not _copy_part_in(item, cache, arena, checksums):
                     corrupt[item.name] = None
-            on_device = on_device or cache.shares.is_cuda
-        if on_device:
+        if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return list(corrupt)
 
@@ -205,9 +204,8 @@ class WorkerSide:
         except (DepotError, ContractError) as error:
             self._lose(error)
             return
-        # Read-only mappings cannot be tensors without a warning; the arena is writable by contract.
-        self._arena = torch.frombuffer(self._depot.arena, dtype=torch.uint8)
-        if any(cache.shares.is_cuda for cache in self._layers.values()):
+        self._arena = arena_bytes(self._depot.arena, self._device)
+        if self._device.type == "cuda":
             self._pinned = pin(self._arena)
 
     def _lose(self, error: DepotError | ContractError) -> None:
@@ -226,15 +224,15 @@ class WorkerSide:
             depot.close()
 
 
-def _copy_part_in(item: PageLoad, cache: LayerCache, arena: torch.Tensor, checksums: Sequence[int]) -> bool:
+def _copy_part_in(item: PageLoad, cache: LayerCache, arena: Bytes, checksums: Sequence[int]) -> bool:
     """Copies a page's parts of one layer; False when one does not fit its checksum."""
     intact, size, stretch = True, cache.part_bytes, cache.shares.shape[2]
     for share in range(cache.shares.shape[1]):
         number = cache.first_part + share
         start = item.offset + number * size
-        intact = intact and checksum(arena[start : start + size].numpy()) == checksums[number]
+        intact = intact and checksum(in_memory(arena[start : start + size])) == checksums[number]
         for block in item.blocks[cache.slot]:
             if block != NULL_BLOCK:
-                cache.shares[block, share].copy_(arena[start : start + stretch])
+                cache.shares[block, share] = arena[start : start + stretch]
             start += stretch
     return intact
