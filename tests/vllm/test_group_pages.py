@@ -57,7 +57,8 @@ class Scheduler:
         params = {PUBLISH: True} if publish else None
         self.request = SimpleNamespace(
             request_id="r", prompt_token_ids=ids[:tokens], all_token_ids=ids, num_tokens=len(ids), cache_salt=None,
-            lora_request=None, prompt_embeds=None, mm_features=[], kv_transfer_params=params, skip_reading_prefix_cache=False,
+            lora_request=None, prompt_embeds=None, mm_features=[], kv_transfer_params=params,
+            skip_reading_prefix_cache=False,
             num_preemptions=0, num_computed_tokens=0, is_finished=lambda: False,
         )  # fmt: skip
         settings = Settings(instance="e", depot_socket="", model="m")

@@ -74,17 +74,20 @@ GRAMMARS = {
 
 @pytest.mark.parametrize("name", GRAMMARS)
 async def test_a_grammar_goes_on_where_the_other_engine_stopped(decode: Engine, name: str) -> None:
-    """Also when its end has come, and whatever the engine predicted at the end of each chunk."""
+    """Also when its end has come, and whatever the engine predicted at the end of each chunk.
+
+    This small model may fill JSON with white space up to the limit.
+    """
     sampling = Sampling(max_tokens=40, temperature=0, structured=GRAMMARS[name])
     prompt = decode.tokens(40, name)
     expected = await decode.reference(prompt, sampling)
-    assert 4 < len(expected) < 40
+    assert len(expected) > 4
     for seam in (1, 3, len(expected) - 1):
         told = [expected[:1], expected[1:seam], expected[seam:-1]] if seam > 1 else [expected[:1]]
         known = sum(map(len, told))
         run = await decode.decode(prompt, sampling, told)
         assert run.ids == expected[known:]
-        assert run.finished.reason == "stop"
+        assert run.finished.reason == ("stop" if len(expected) < 40 else "length")
         assert (await decode.decode(prompt, sampling, [[]], eager=expected[:seam])).ids == expected[seam:]
 
 
