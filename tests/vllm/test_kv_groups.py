@@ -34,12 +34,18 @@ class Case(NamedTuple):
 CASES = {
     "window": Case("window", {"max_num_batched_tokens": 96}, {}, (100, 128, 159, 160, 161, 300)),
     # The kernels for AMX, which have a prefix cache, know bfloat16 only.
-    "latent": Case("latent", {}, {"attention_config": {"backend": "CPU_MLA"}}, (100, 112, 300)),
-    "state": Case("state", {"max_num_batched_tokens": 320}, {"dtype": "bfloat16"}, (100, 288, 289, 290, 600)),
+    "latent": Case("latent", {}, {"attention_config": {"backend": "CPU_MLA"}, "unproven_kv": True}, (100, 112, 300)),
+    "state": Case(
+        "state", {"max_num_batched_tokens": 320}, {"dtype": "bfloat16", "unproven_kv": True}, (100, 288, 289, 290, 600)
+    ),
     "shards": Case(
         "full", {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}, {"shards": 2}, (100, 128, 300)
     ),
 }  # fmt: skip
+
+
+PARAMS = [pytest.param(name, marks=[pytest.mark.full] if name in ("latent", "state") else []) for name in CASES]
+"""Latents and states do not give the same tokens in every run yet, and are served only on request (docs/models.md)."""
 
 
 class Pair:
@@ -89,7 +95,7 @@ class Pair:
         return run
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=list(CASES))
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=PARAMS)
 async def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path
 ) -> AsyncIterator[Pair]:
