@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from pdrelay.engine.messages import Sampling
-from pdrelay.gateway.agreement import LEAST, WINDOW, AgreementMonitor, Pair, Predictions
+from pdrelay.gateway.agreement import LEAST, SAMPLED, WINDOW, AgreementMonitor, Pair, Predictions
 from pdrelay.policy.base import Pipeline
 
 PAIR = Pair("rld-0", "md-0")
@@ -111,7 +111,7 @@ def test_nothing_is_compared_where_engines_may_choose_differently() -> None:
 async def test_right_pages_agree(pipeline: Pipeline) -> None:
     sampling = Sampling(max_tokens=30, temperature=0, ignore_eos=True)
     async with whole.running() as deployment:
-        for seed in range(20):
+        for seed in range(20 * (SAMPLED if pipeline is Pipeline.P_MD else 1)):
             prompt = whole.prompt_of(70, seed)
             mode = "catch_up" if seed % 2 else "one_shot"
             at = 10 if pipeline is Pipeline.P_RLD_MD else None
@@ -130,7 +130,7 @@ async def test_right_pages_agree(pipeline: Pipeline) -> None:
 async def test_wrong_pages_raise_the_alarm(pipeline: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
     sampling = Sampling(max_tokens=30, temperature=0, ignore_eos=True)
     async with whole.running() as deployment:
-        for seed in range(2 * LEAST):
+        for seed in range(LEAST * (SAMPLED if pipeline is Pipeline.P_MD else 1)):
             prompt = whole.prompt_of(70, seed)
             deployment.plant_wrong_pages(prompt)
             at = 10 if pipeline is Pipeline.P_RLD_MD else None

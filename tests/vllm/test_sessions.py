@@ -72,6 +72,19 @@ GRAMMARS = {
 }
 
 
+@pytest.mark.parametrize("name", SAMPLINGS)
+async def test_prompt_and_takeover_in_one_pass(decode: Engine, name: str) -> None:
+    sampling, prompt = SAMPLINGS[name], decode.tokens(61, name)
+    expected = await decode.reference(prompt, sampling)
+    for known in (0, 1, 9):
+        request = Open(sid=f"once {known}", mode="decode", prompt=prompt, sampling=sampling, takes_over=True)
+        run = await decode.run(request, Takeover(request.sid, expected[:known]))
+        assert run.ids == expected[known:]
+        assert run.predictions == [None]
+    with pytest.raises(EngineRejectedError, match="must begin with Takeover"):
+        await decode.run(request, Extend(request.sid, [1]))
+
+
 @pytest.mark.parametrize("name", GRAMMARS)
 async def test_a_grammar_goes_on_where_the_other_engine_stopped(decode: Engine, name: str) -> None:
     """Also when its end has come, and whatever the engine predicted at the end of each chunk.

@@ -99,7 +99,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", omit_defaults=
 
     `prefill` computes the prompt, publishes its pages (tail included) to the host's depot and samples token 0.
     `decode` waits until `await_names` are complete at the host's depot, loads what the engine's own cache lacks, and
-    is then `Opened`: prompt and `eager` computed, nothing emitted yet.
+    is then `Opened`: prompt and `eager` computed, nothing emitted yet. With `takes_over` the first chunk is Takeover:
+    the engine waits for it, too, and computes the prompt and its tokens in one pass, with no prediction in between.
     """
 
     sid: str
@@ -110,6 +111,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", omit_defaults=
     eager: list[int] = []  # output tokens known at open
     cache_salt: str = ""
     lora: str = ""  # name of the adapter
+    takes_over: bool = False
 
 
 class Extend(msgspec.Struct, frozen=True, tag="extend"):
@@ -166,7 +168,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
 class Opened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """Prompt and eager tokens are computed. Durations are in seconds since the engine read `Open`.
 
-    `prediction` is None when the first chunk was there before the pages and was computed together with the prompt.
+    `prediction` is None for sessions that take over at once.
     """
 
     sid: str

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+import prometheus_client
+from prometheus_client import CollectorRegistry, Gauge
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,9 @@ WINDOW = 256
 
 LEAST = 16
 """Comparisons before which no alarm is raised."""
+
+SAMPLED = 8
+"""Of so many requests without a relay one is compared; of those with a relay all are, since they cost nothing."""
 
 MARGIN = 0.05
 """An alarm ends when the rate is so much above the threshold, or half-way to 1 if that is less."""
@@ -43,8 +47,9 @@ class AgreementMonitor:
         self._threshold = threshold
         self._windows: dict[Pair, deque[bool]] = {}
         self._alarms: dict[Pair, bool] = {}
+        self._direct: Counter[str] = Counter()  # requests that went to a main decode instance without a relay
         labels = list(Pair._fields)
-        self._total = Counter(
+        self._total = prometheus_client.Counter(
             "pdrelay_agreement",
             "Tokens made before a handoff, by whether main decode would have chosen them; greedy and seeded requests",
             [*labels, "result"],
@@ -62,6 +67,11 @@ class AgreementMonitor:
         self._total.labels(*pair, "agree" if made == predicted else "disagree").inc()
         self._rate.labels(*pair).set(self.rate(pair))
         self._judge(pair)
+
+    def wants(self, main: str) -> bool:
+        """Whether a request that goes to `main` directly is to be compared: one in `SAMPLED`, for it costs a step."""
+        self._direct[main] += 1
+        return self._direct[main] % SAMPLED == 1
 
     def rate(self, pair: Pair) -> float:
         """Share of the latest comparisons that agreed. There must be one."""

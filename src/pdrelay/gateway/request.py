@@ -162,7 +162,12 @@ class RequestRun:
             self._open_main_beside_relay()
 
     def _open_main(self, await_names: tuple[bytes, ...]) -> None:
-        self._main = Leg(Tier.MAIN, self.route.main, self._open(Tier.MAIN, await_names), self._inbox)
+        # Without a relay main decode has token 0 before its pages: prompt and token are computed in one pass, except
+        # where its prediction is wanted.
+        direct = self._relay is None and not self._trace.relay_instance
+        takes_over = direct and not self.route.agreement.wants(self.route.main.instance)
+        request = self._open(Tier.MAIN, await_names, takes_over=takes_over)
+        self._main = Leg(Tier.MAIN, self.route.main, request, self._inbox)
 
     def _open_main_beside_relay(self) -> None:
         self._main_again = self._now() + MAIN_RETRY_SECONDS
@@ -184,7 +189,7 @@ class RequestRun:
         except DepotUnavailableError as error:
             raise EngineUnavailableError(f"the depot beside {self.route.placement.prefill} is down: {error}") from error
 
-    def _open(self, tier: Tier, await_names: tuple[bytes, ...] = ()) -> Open:
+    def _open(self, tier: Tier, await_names: tuple[bytes, ...] = (), *, takes_over: bool = False) -> Open:
         request = self.request
         return Open(
             sid=f"{request.request_id}/{tier.value}{next(self._numbers)}",
@@ -194,11 +199,13 @@ class RequestRun:
             await_names=list(await_names),
             cache_salt=request.cache_salt,
             lora=request.lora,
+            takes_over=takes_over,
         )
 
     def _open_relay(self, await_names: tuple[bytes, ...]) -> None:
         assert self.route.relay is not None
-        self._relay = Leg(Tier.RELAY, self.route.relay, self._open(Tier.RELAY, await_names), self._inbox)
+        request = self._open(Tier.RELAY, await_names, takes_over=True)
+        self._relay = Leg(Tier.RELAY, self.route.relay, request, self._inbox)
         self._handoff.relay_opened(self.route.relay, self._now())
         self._trace.relay_instance = self._relay.instance
 

@@ -20,8 +20,8 @@ from pdrelay.engine.emulated.sequence import EngineParts, Running
 from pdrelay.engine.emulated.steps import Clock, ScaledClock, StepLoop
 from pdrelay.engine.emulated.tokens import Stop, prompt_rows
 from pdrelay.engine.logprobs import Logprobs, pack
-from pdrelay.engine.messages import Extend, Extended, Finished, Hello, Load, Open, Opened, Prefilled, Tokens
-from pdrelay.errors import ArenaFullError, DepotUnavailableError
+from pdrelay.engine.messages import Extend, Extended, Finished, Hello, Load, Open, Opened, Prefilled, Takeover, Tokens
+from pdrelay.errors import ArenaFullError, DepotUnavailableError, EngineRejectedError
 from pdrelay.perf.profile import Profile
 
 _log = logging.getLogger(__name__)
@@ -107,9 +107,15 @@ class EmulatedBackend:
         pages_ready = time.monotonic() - start
         if self._publish_decode:
             running.on_decode_page = self._start_publishing
+        if request.takes_over:
+            first = await anext(chunks)
+            if not isinstance(first, Takeover):
+                raise EngineRejectedError("a session with takes_over must begin with Takeover")
+            running.take(first.ids)
         await running.admit(request.sampling.max_tokens)
         await running.load()
-        await running.compute_known()
+        if running.output.exhausted() is None:
+            await running.compute_known()
         emit(
             Opened(
                 sid=request.sid,
@@ -117,7 +123,7 @@ class EmulatedBackend:
                 loaded_tokens=running.loaded_tokens,
                 pages_ready=pages_ready,
                 ready=time.monotonic() - start,
-                prediction=running.output.predict(running.drift),
+                prediction=None if request.takes_over else running.output.predict(running.drift),
             )
         )
         async for chunk in chunks:

@@ -143,13 +143,17 @@ class Running:
         await self._parts.steps.extend(total - context, context)
         self._reach(total)
 
-    async def extend(self, ids: list[int]) -> None:
-        """Takes output tokens of another engine and computes their KV. Raises EngineRejectedError."""
+    def take(self, ids: list[int]) -> None:
+        """Takes output tokens of another engine. Raises EngineRejectedError."""
         self._check_ids(ids)
         if self.output.count + len(ids) > self.output.limit:
             raise EngineRejectedError(f"more than the {self.output.limit} output tokens that the request may have")
+        self.output.append(ids)
+
+    async def extend(self, ids: list[int]) -> None:
+        """Takes output tokens of another engine and computes their KV. Raises EngineRejectedError."""
+        self.take(ids)
         if ids:
-            self.output.append(ids)
             await self.compute_known()
 
     def step(self) -> None:

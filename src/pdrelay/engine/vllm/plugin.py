@@ -20,6 +20,7 @@ from pdrelay.engine.messages import PATH, Hello, Parsers
 from pdrelay.engine.server import SessionServer
 from pdrelay.engine.serving import SERVING_PATH
 from pdrelay.engine.vllm import settings
+from pdrelay.engine.vllm.admission import Budget
 from pdrelay.engine.vllm.backend import VllmBackend
 from pdrelay.engine.vllm.serving import ServingLayer
 from pdrelay.errors import StartError
@@ -93,9 +94,17 @@ async def backend_of(
             contract=contract,
             parsers=parsers,
         ),
+        budget_of(config),
         lambda: kv_usage(config),
         loras,
     )
+
+
+def budget_of(config: VllmConfig) -> Budget:
+    """What the engine's sessions may hold."""
+    cache = config.cache_config
+    tokens = cache.kv_cache_size_tokens or cache.num_gpu_blocks * cache.block_size
+    return Budget(tokens, cache.block_size, config.scheduler_config.max_num_seqs)
 
 
 def kv_usage(config: VllmConfig) -> float:
