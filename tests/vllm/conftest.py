@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from adapter import make_adapter
 from engines import DepotThread, Engine
+from real import with_tools
 
 PAGE_BYTES = 30 * 3 * 64 * 2 * 32 * 4
 """SmolLM2-135M in float32, 32 tokens a page."""
@@ -39,14 +40,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2; `PDRELAY_SMOLLM2` names a directory where it is, or is to be kept."""
+    """SmolLM2 with markers of tools and reasoning; `PDRELAY_SMOLLM2` is where the plain one is, or is to be kept."""
     os.environ.update(ENVIRONMENT)
     kept = os.environ.get("PDRELAY_SMOLLM2")
     directory = Path(kept) if kept else tmp_path_factory.mktemp("model") / "smollm2"
     from pdrelay.engine.vllm import checkpoint
 
     checkpoint.build(directory)
-    return directory
+    return with_tools(directory, tmp_path_factory.mktemp("tools") / "smollm2")
 
 
 @pytest.fixture(scope="session")
@@ -76,10 +77,10 @@ async def prefill(depot: DepotThread, checkpoint: Path, adapter: Path) -> AsyncI
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def decode(depot: DepotThread, checkpoint: Path, adapter: Path) -> AsyncIterator[Engine]:
-    """Publishes what it decodes, and has so few blocks that two long requests crowd each other out."""
+    """Publishes what it decodes, reasons, and has so few blocks that two long requests crowd each other out."""
     engine = Engine(
         "d-0", depot, adapter, model=str(checkpoint), max_num_batched_tokens=1024, publish_decode=True,
-        kv_cache_memory_bytes=48 * PAGE_BYTES,
+        kv_cache_memory_bytes=48 * PAGE_BYTES, reasoning_parser="deepseek_r1",
     )  # fmt: skip
     await engine.connect()
     yield engine

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.vllm
 
 
 def test_the_installed_version_has_them_all() -> None:
-    private_api.check(private_api.COMMON + private_api.CPU)
+    private_api.check(private_api.COMMON + private_api.CPU + private_api.SERVING)
 
 
 def test_a_changed_method_is_named_with_vllms_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,13 +62,14 @@ async def test_a_seeded_prompt_in_chunks_equals_one_in_a_single_step(prefill: En
 
 
 GRAMMARS = {
-    "regex": StructuredOutput(regex=r"[a-z]{3}-[0-9]{12}-[A-Z]{8}"),
+    "regex": StructuredOutput(regex=r"[a-z]{3}-[0-9]{12}-[A-Z]{8}", reasoning_ended=True),
     "schema": StructuredOutput(
         json='{"type": "object", "properties": {"n": {"enum": [10, 20]}, "on": {"enum": ["yes", "no"]}}, '
         '"required": ["n", "on"], "additionalProperties": false}',
         disable_any_whitespace=True,
+        reasoning_ended=True,
     ),
-    "choice": StructuredOutput(choice=["a river in the north", "a river in the south"]),
+    "choice": StructuredOutput(choice=["a river in the north", "a river in the south"], reasoning_ended=True),
 }
 
 

@@ -19,7 +19,7 @@ from pdrelay.depot.control_client import control_over_unix
 from pdrelay.engine.messages import PATH, Hello, Parsers
 from pdrelay.engine.server import SessionServer
 from pdrelay.engine.serving import SERVING_PATH
-from pdrelay.engine.vllm import settings
+from pdrelay.engine.vllm import private_api, settings
 from pdrelay.engine.vllm.admission import Budget
 from pdrelay.engine.vllm.backend import VllmBackend
 from pdrelay.engine.vllm.serving import ServingLayer
@@ -57,6 +57,7 @@ class PdrelayEndpoints:
             return
         parsers = None
         if state.openai_serving_chat is not None:
+            private_api.check(private_api.SERVING)
             self._serving = ServingLayer(engine_client, state.openai_serving_chat)
             tools = args.tool_call_parser if args.enable_auto_tool_choice else None
             parsers = Parsers(tools=tools or "", reasoning=args.structured_outputs_config.reasoning_parser or "")

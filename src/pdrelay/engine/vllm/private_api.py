@@ -46,6 +46,9 @@ COMMON = (
     PrivateMethod("vllm.v1.core.kv_cache_manager", "KVCacheManager.prefix_cache_lookup_enabled", ("self", "request")),
     PrivateMethod(_SCHEDULER, "Scheduler.reset_prefix_cache", ("self", "reset_running_requests", "reset_connector")),
     PrivateMethod("vllm.v1.request", "Request.append_output_token_ids", ("self", "token_ids")),
+    PrivateMethod(
+        "vllm.v1.structured_output", "StructuredOutputManager.accept_tokens", ("self", "request", "new_token_ids")
+    ),
     PrivateMethod(_CONNECTOR, "KVConnectorBase_V1.bind_connector_metadata", ("self", "connector_metadata")),
     PrivateMethod(
         _CONNECTOR, "KVConnectorBase_V1.get_num_new_matched_tokens", ("self", "request", "num_computed_tokens")
@@ -76,6 +79,22 @@ CPU = (
     ),
 )
 """What engines on CPUs need besides."""
+
+
+SERVING = (
+    PrivateMethod("vllm.v1.engine.async_llm", "AsyncLLM._run_output_handler", ("self",)),
+    PrivateMethod(
+        "vllm.v1.engine.output_processor",
+        "OutputProcessor.__init__",
+        ("self", "tokenizer", "log_stats", "stream_interval", "tracing_enabled", "admission_stats"),
+    ),
+    PrivateMethod(
+        "vllm.entrypoints.openai.chat_completion.serving",
+        "OpenAIServingChat.create_chat_completion",
+        ("self", "request", "raw_request"),
+    ),
+)
+"""What the serving layer needs besides."""
 
 
 def check(methods: Sequence[PrivateMethod] = COMMON) -> None:
