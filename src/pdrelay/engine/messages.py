@@ -4,6 +4,7 @@ One connection carries all sessions of a gateway process with an engine. Every f
 an engine sends what one of its steps produced for all sessions in one frame. A session is one live request:
 
     Open -> Opened -> (Extend -> Extended)* -> Takeover -> Tokens* -> Finished
+    Open(takes_over) -> Takeover -> Opened -> Tokens* -> Finished
     Open(mode=prefill) -> Tokens(index 0) -> Finished
 
 The gateway may send Takeover before Opened came; the engine keeps at most one chunk outstanding. `Abort`, or the end
