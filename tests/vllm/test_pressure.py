@@ -12,7 +12,6 @@ from engines import Engine, Run
 from pdrelay.engine.base import Chunk
 from pdrelay.engine.messages import Extend, Extended, Open, Sampling, Takeover
 from pdrelay.engine.vllm.admission import Admission, Budget
-from pdrelay.engine.vllm.plugin import budget_of
 from pdrelay.engine.vllm.watchdog import Watchdog
 from pdrelay.errors import EngineRejectedError
 
@@ -44,6 +43,8 @@ async def handed_over(engine: Engine, name: str, prompt: list[int], expected: li
 
 
 async def test_sessions_that_do_not_fit_together_take_turns(decode: Engine) -> None:
+    from pdrelay.engine.vllm.plugin import budget_of
+
     assert budget_of(decode.llm.vllm_config) == Budget(48 * 32, 32, 8)
     prompts = [decode.tokens(330, f"turns {number}") for number in range(6)]
     expected = [await decode.reference(prompt, GREEDY) for prompt in prompts]

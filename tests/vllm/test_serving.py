@@ -17,7 +17,6 @@ from starlette.websockets import WebSocketDisconnect
 from pdrelay.engine.logprobs import pack
 from pdrelay.engine.messages import Open, Prefilled, Takeover
 from pdrelay.engine.serving import Ask, Enough, Feed, Generate, Reply, decode_to_serving, encode
-from pdrelay.engine.vllm.serving import ServingLayer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -143,10 +142,16 @@ def events(data: list[str]) -> list[dict[str, Any]]:
     return [json.loads(event.removeprefix("data: ")) for event in data[:-1]]
 
 
+async def serve(engine: Engine, chat: Any, gateway: Gateway) -> None:
+    from pdrelay.engine.vllm.serving import ServingLayer
+
+    await ServingLayer(engine.llm, chat).serve(gateway)  # type: ignore[arg-type]  # as much of a WebSocket as it uses
+
+
 async def served(engine: Engine, chat: Any, body: dict[str, Any], seam: int) -> list[dict[str, Any]]:
     gateway = Gateway(engine, body, seam)
     async with asyncio.timeout(60):
-        await ServingLayer(engine.llm, chat).serve(gateway)  # type: ignore[arg-type]  # as much of a WebSocket as it uses
+        await serve(engine, chat, gateway)
     *parts, last = gateway.replies
     assert last.last
     if not body.get("stream"):
@@ -202,7 +207,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("change", "fragment"), REFUSED)
 async def test_what_vllm_refuses_is_refused(decode: Engine, chat: Any, change: dict[str, Any], fragment: str) -> None:
     gateway = Gateway(decode, BASE | change, 1)
-    await ServingLayer(decode.llm, chat).serve(gateway)  # type: ignore[arg-type]  # see above
+    await serve(decode, chat, gateway)
     (reply,) = gateway.replies
     assert reply.status in (400, 404)
     assert fragment in json.loads(reply.data)["error"]["message"]
@@ -223,7 +228,7 @@ async def test_a_gateway_that_leaves_ends_the_request(
     monkeypatch.setattr(gateway, "receive_bytes", leave)
     monkeypatch.setattr(gateway, "_make", lambda _: asyncio.sleep(3600))
     async with asyncio.timeout(10):
-        await ServingLayer(decode.llm, chat).serve(gateway)  # type: ignore[arg-type]  # see above
+        await serve(decode, chat, gateway)
     assert not gateway.replies
     for task in gateway._tasks.values():
         task.cancel()
