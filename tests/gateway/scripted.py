@@ -10,7 +10,8 @@ from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
 from pdrelay.gateway.agreement import AgreementMonitor
 from pdrelay.gateway.base import DebugControls, GenerationRequest
 from pdrelay.gateway.handoff import Handoffs
-from pdrelay.gateway.request import RequestRun, Route
+from pdrelay.gateway.request import RequestRun
+from pdrelay.gateway.route import Route
 from pdrelay.kv.demand import Demand
 from pdrelay.kv.names import prompt_pages
 from pdrelay.policy.base import Pipeline, Placement

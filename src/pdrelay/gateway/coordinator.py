@@ -24,7 +24,8 @@ from pdrelay.gateway.handoff import Handoffs
 from pdrelay.gateway.index import PageIndex
 from pdrelay.gateway.legs import Notice
 from pdrelay.gateway.lines import Lines
-from pdrelay.gateway.request import RequestRun, Route
+from pdrelay.gateway.request import RequestRun
+from pdrelay.gateway.route import Route
 from pdrelay.kv.contract import KVGroup
 from pdrelay.kv.demand import demand, most_prompt_tokens, published_tokens
 from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root

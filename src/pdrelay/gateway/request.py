@@ -14,21 +14,20 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import count
-from typing import NamedTuple
 
-from pdrelay.depot.base import DepotControl, Transfer, TransferStats
-from pdrelay.engine.base import Engine
 from pdrelay.engine.logprobs import Logprobs
 from pdrelay.engine.messages import Extended, Failed, Finished, Open, Opened, Tokens
-from pdrelay.errors import DepotUnavailableError, EngineRejectedError, EngineUnavailableError
-from pdrelay.gateway.agreement import AgreementMonitor, Predictions
+from pdrelay.errors import EngineRejectedError, EngineUnavailableError
+from pdrelay.gateway.agreement import Predictions
 from pdrelay.gateway.base import Finish, GenerationRequest, Tier, TokenBatch, Trace
-from pdrelay.gateway.handoff import Handoff, Handoffs, Terms
+from pdrelay.gateway.handoff import Handoff, Terms
 from pdrelay.gateway.legs import Inbox, Item, Leg, Lost, Notice
 from pdrelay.gateway.pacing import Pacer
+from pdrelay.gateway.route import Route
 from pdrelay.gateway.splice import Splice
+from pdrelay.gateway.transfer import PageTransfer
 from pdrelay.kv.demand import Demand
-from pdrelay.policy.base import Pipeline, Placement
+from pdrelay.policy.base import Pipeline
 from pdrelay.policy.handoff import Action
 
 MAX_RESCUES = 3
@@ -38,20 +37,6 @@ REVIEW_SECONDS = 0.25
 
 MAIN_RETRY_SECONDS = 1.0
 """A relay that decodes alone, because main decode or the line failed, looks for main decode so often."""
-
-
-class Route(NamedTuple):
-    """The parts of the deployment that one request uses."""
-
-    placement: Placement
-    prefill: Engine
-    relay: Engine | None  # the placed relay, or the one that takes over when main decode or the line fails
-    main: Engine
-    depot: DepotControl  # of prefill's host
-    main_depot: str | None  # None when main decode shares prefill's depot
-    handoffs: Handoffs
-    agreement: AgreementMonitor
-    round_trip: float = 0.0  # seconds between gateway and main decode
 
 
 class RequestRun:
@@ -79,8 +64,7 @@ class RequestRun:
         self._rescues = 0
         self._main_again = 0.0  # when a relay that decodes alone next looks for main decode
         self._pages_lost = False  # while prefill runs: then it must run again
-        self._transfer_open = False
-        self._stats = TransferStats()
+        self._transfer = PageTransfer(route, pages, request.request_id)
         self._closed = False
         placement = route.placement
         self._trace = Trace(
@@ -125,11 +109,9 @@ class RequestRun:
 
     async def trace(self) -> Trace:
         """What happened so far."""
-        if self._transfer_open:
-            with suppress(DepotUnavailableError):
-                self._stats = await self.route.depot.transfer_stats(self.request.request_id)
+        stats = await self._transfer.stats()
         trace, splice = self._trace, self._splice
-        trace.wan_bytes, trace.wan_bytes_saved = self._stats.wire, self._stats.saved
+        trace.wan_bytes, trace.wan_bytes_saved = stats.wire, stats.saved
         trace.prefill_tokens = splice.made_by[Tier.PREFILL]
         trace.relay_tokens, trace.main_tokens = splice.made_by[Tier.RELAY], splice.made_by[Tier.MAIN]
         trace.token_ids = list(splice.tokens)
@@ -145,13 +127,13 @@ class RequestRun:
         for leg in (self._prefill, self._relay, self._main):
             if leg is not None:
                 leg.close()
-        await self._end_transfer(keep_sending=ended and not self._main_is_ready())
+        await self._transfer.end(keep_sending=ended and not self._main_is_ready())
 
     # ---- start ----
 
     async def _start(self) -> None:
         route = self.route
-        await self._open_transfer()
+        await self._transfer.start()
         self._prefill = Leg(Tier.PREFILL, route.prefill, self._open(Tier.PREFILL), self._inbox)
         if route.placement.pipeline is Pipeline.P_RLD_MD:
             with suppress(EngineUnavailableError):  # it went down since the request was placed
@@ -173,21 +155,7 @@ class RequestRun:
         self._main_again = self._now() + MAIN_RETRY_SECONDS
         with suppress(EngineUnavailableError):  # then the relay goes on alone
             # Once the transfer has ended nothing keeps the pages there: what is missing is computed anew.
-            self._open_main(self._pages.names if self._transfer_open else ())
-
-    async def _open_transfer(self) -> None:
-        transfer = Transfer(
-            xfer=self.request.request_id,
-            names=list(self._pages.names),
-            tails=self._pages.tails,
-            to=self.route.main_depot,
-            addressee=self.route.placement.main,
-        )
-        self._transfer_open = True  # set first: a cancelled call may have reached the depot
-        try:
-            await self.route.depot.transfer(transfer)
-        except DepotUnavailableError as error:
-            raise EngineUnavailableError(f"the depot beside {self.route.placement.prefill} is down: {error}") from error
+            self._open_main(self._pages.names if self._transfer.open else ())
 
     def _open(self, tier: Tier, await_names: tuple[bytes, ...] = (), *, takes_over: bool = False) -> Open:
         request = self.request
@@ -373,7 +341,7 @@ class RequestRun:
             self._consider_handoff(self._main)
         loaded = self._main_is_ready() and (self._relay is None or self._relay.opened)
         if loaded and self._prefill is None:
-            await self._end_transfer(keep_sending=False)
+            await self._transfer.end(keep_sending=False)
 
     def _consider_handoff(self, main: Leg) -> None:
         if self._relay is None and not self._trace.relay_instance:
@@ -408,22 +376,6 @@ class RequestRun:
 
     def _main_is_ready(self) -> bool:
         return self._main is not None and self._main.opened
-
-    async def _end_transfer(self, *, keep_sending: bool) -> None:
-        if not self._transfer_open:
-            return
-        self._transfer_open = False
-        xfer, depot = self.request.request_id, self.route.depot
-        if keep_sending and self.route.main_depot is not None:
-            try:
-                with suppress(DepotUnavailableError):
-                    self._stats = await depot.transfer_stats(xfer)
-            finally:  # also when cancelled: nobody comes back to this transfer
-                with suppress(DepotUnavailableError):
-                    await depot.demote(xfer)
-            return
-        with suppress(DepotUnavailableError):  # then it ends with the connection, or when that is back
-            self._stats = await depot.end(xfer)
 
     def _arrived(self, batch: TokenBatch) -> None:
         trace, now = self._trace, self._now()

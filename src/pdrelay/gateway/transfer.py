@@ -1,0 +1,59 @@
+"""The transfer of one request's pages from prefill's depot to main decode's."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from pdrelay.depot.base import Transfer, TransferStats
+from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
+from pdrelay.gateway.route import Route
+from pdrelay.kv.demand import Demand
+
+
+class PageTransfer:
+    """Opened once, ended once (INV-LEASE-1)."""
+
+    def __init__(self, route: Route, pages: Demand, request_id: str) -> None:
+        placement = route.placement
+        self._depot, self._beside = route.depot, placement.prefill
+        self._transfer = Transfer(
+            xfer=request_id,
+            names=list(pages.names),
+            tails=pages.tails,
+            to=route.main_depot,
+            addressee=placement.main,
+        )
+        self._stats = TransferStats()
+        self.open = False
+
+    async def start(self) -> None:
+        """Opens it. Raises EngineUnavailableError."""
+        self.open = True  # set first: a cancelled call may have reached the depot
+        try:
+            await self._depot.transfer(self._transfer)
+        except DepotUnavailableError as error:
+            raise EngineUnavailableError(f"the depot beside {self._beside} is down: {error}") from error
+
+    async def stats(self) -> TransferStats:
+        """What was sent so far; what was known last when the depot is gone."""
+        if self.open:
+            with suppress(DepotUnavailableError):
+                self._stats = await self._depot.transfer_stats(self._transfer.xfer)
+        return self._stats
+
+    async def end(self, *, keep_sending: bool) -> None:
+        """Ends it. With `keep_sending` what is under way still arrives, at low priority. Idempotent."""
+        if not self.open:
+            return
+        self.open = False
+        xfer = self._transfer.xfer
+        if keep_sending and self._transfer.to is not None:
+            try:
+                with suppress(DepotUnavailableError):
+                    self._stats = await self._depot.transfer_stats(xfer)
+            finally:  # also when cancelled: nobody comes back to this transfer
+                with suppress(DepotUnavailableError):
+                    await self._depot.demote(xfer)
+            return
+        with suppress(DepotUnavailableError):  # then it ends with the connection, or when that is back
+            self._stats = await self._depot.end(xfer)
