@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import socket
 from collections.abc import AsyncIterator, Callable
 
@@ -273,13 +274,13 @@ async def test_wrong_engine(serve, tls, eventually, backend: CountingBackend, de
 
 
 async def test_tls_verifies_both_sides(serve, tls, tmp_path, eventually) -> None:
-    certs.ensure(tmp_path, ["gateway"])
-    distrusting = client_context(tmp_path, "gateway")
-    uninvited = client_context(tmp_path, "gateway")
-    uninvited.load_verify_locations(tls / "ca.pem")
+    strange, uninvited = tmp_path / "strange", tmp_path / "uninvited"
+    certs.ensure(strange, ["gateway"])
+    shutil.copytree(strange, uninvited)
+    (uninvited / "ca.pem").write_bytes((tls / "ca.pem").read_bytes())
     expected = {
-        "not trusting": (distrusting, "engine", "its certificate is not accepted: "),
-        "not trusted": (uninvited, "engine", "does it accept our certificate?"),
+        "not trusting": (client_context(strange, "gateway"), "engine", "its certificate is not accepted: "),
+        "not trusted": (client_context(uninvited, "gateway"), "engine", "does it accept our certificate?"),
         "another instance": (client_context(tls, "gateway"), "other", "Hostname mismatch"),
     }
     async with serve(CountingBackend()) as served:
