@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdrelay.reproduce.pdd import Report
-from pdrelay.reproduce.pdd_setup import ASSUMPTIONS
-from pdrelay.reproduce.rows import Row
-from pdrelay.ui.charts import Axis, Series, line_chart
+from pdrelay.reproduce.rows import Assumption, Row
 from pdrelay.ui.page import Section, Table, page
-
-NAMES = {"pdd": "PDD", "cdc": "CDC-PD", "idc": "IDC-PD"}
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -23,21 +18,15 @@ def cells(row: Row) -> tuple[str, ...]:
 HEAD = ("table", "quantity", "unit", "published", "obtained", "error", "kind")
 
 
-def html(report: Report) -> str:
-    """A page in one file."""
-    charts = [
-        ("Figure 7(a): transfers", _curves(report, ("cdc", "pdd"), "transfer_curve")),
-        ("Figure 7(b): time to first token", _curves(report, ("cdc", "pdd", "idc"), "ttft_curve")),
+def html(title: str, rows: Sequence[Row], charts: Sequence[tuple[str, str]], assumptions: Sequence[Assumption]) -> str:
+    """A page in one file; `charts` are captions and SVG."""
+    sections = [
+        Section("Rows", [Table(HEAD, [cells(row) for row in rows])]),
+        Section("Figures", charts=charts),
+        Section("Why some published numbers cannot come from the stated set-up", notes=reasons(rows)),
+        Section("Assumptions", [Table(("what", "value", "origin"), assumptions)]),
     ]
-    return page(
-        "PDD: published beside obtained",
-        [
-            Section("Rows", [Table(HEAD, [cells(row) for row in report.rows])]),
-            Section("Figures", charts=charts),
-            Section("Why some published numbers cannot come from the stated set-up", notes=reasons(report.rows)),
-            Section("Assumptions", [Table(("what", "value", "origin"), ASSUMPTIONS)]),
-        ],
-    )
+    return page(title, sections)
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
@@ -47,8 +36,3 @@ def reasons(rows: Sequence[Row]) -> list[str]:
         if row.reason:
             found.setdefault(row.reason, []).append(f"{row.table}, {row.quantity}")
     return [f"{'; '.join(names)}: {reason}." for reason, names in found.items()]
-
-
-def _curves(report: Report, kinds: Sequence[str], name: str) -> str:
-    lines = [Series(NAMES[kind], getattr(report.served[kind], name)) for kind in kinds]
-    return line_chart(lines, Axis("seconds", logarithmic=True), Axis("share of requests", least=0, most=1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import exp, log, sqrt
 from statistics import NormalDist, fmean
 from typing import NamedTuple
@@ -21,7 +21,9 @@ from pdrelay.reproduce.pdd_setup import (
     Deployment,
 )  # fmt: skip
 from pdrelay.reproduce.rows import Row
+from pdrelay.ui.charts import Axis, Series, line_chart
 
+NAMES = {"pdd": "PDD", "cdc": "CDC-PD", "idc": "IDC-PD"}
 TTFT_LIMIT = 10.0
 TPOT_LIMIT = 0.05
 TRIALS = 100
@@ -71,6 +73,19 @@ def reproduce(runs: int = 2, processes: int = 1, on_step: OnStep = lambda _done,
         *_table7(tails["idc"]), *_table8(rates["pdd"], rates["idc"]),
     ]  # fmt: skip
     return Report(rows, {kind: served[at_published_rate(kind, 0)] for kind in kinds})
+
+
+def figures(report: Report) -> list[tuple[str, str]]:
+    """Figure 7: captions and SVG."""
+    return [
+        ("Figure 7(a): transfers", _curves(report, ("cdc", "pdd"), "transfer_curve")),
+        ("Figure 7(b): time to first token", _curves(report, ("cdc", "pdd", "idc"), "ttft_curve")),
+    ]
+
+
+def _curves(report: Report, kinds: Sequence[str], name: str) -> str:
+    lines = [Series(NAMES[kind], getattr(report.served[kind], name)) for kind in kinds]
+    return line_chart(lines, Axis("seconds", logarithmic=True), Axis("share of requests", least=0, most=1))
 
 
 Tail = tuple[float, float, float]

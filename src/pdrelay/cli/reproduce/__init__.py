@@ -6,6 +6,7 @@ from pdrelay.cli.lazy import LazyGroup
 
 COMMANDS = {
     "pdd": "PDD: Tables 2, 4, 5, 7 and 8, Figures 7 and 8, simulated.",
+    "prfaas": "PrfaaS: Tables 3, 5 and 6, egress, Figures 5a and 5b, by the throughput model.",
 }
 """Paper to its line in `pdrelay reproduce --help`; the code is in `pdrelay.cli.reproduce.<name>`."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -21,33 +20,14 @@ def command(runs: int, jobs: int | None, as_json: bool, html: Path | None) -> No
 
     Rows are inputs, calibrated or predicted; a row that no model of the stated set-up can meet says why.
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    from pdrelay.cli.simulating import progress_bar, wide_console
-    from pdrelay.reproduce.page import HEAD, cells, reasons
-    from pdrelay.reproduce.page import html as page
-    from pdrelay.reproduce.pdd import reproduce
+    from pdrelay.cli.reproducing import show
+    from pdrelay.cli.simulating import progress_bar
+    from pdrelay.reproduce.pdd import figures, reproduce
     from pdrelay.reproduce.pdd_setup import ASSUMPTIONS
-    from pdrelay.ui.page import write
 
     with progress_bar(visible=not as_json) as bar:
         task = bar.add_task("simulating", total=None)
         report = reproduce(
             runs, jobs or os.cpu_count() or 1, lambda done, of: bar.update(task, completed=done, total=of)
         )
-    if html is not None:
-        write(html, page(report))
-    if as_json:
-        rows = [row.as_dict() for row in report.rows]
-        assumptions = [assumption._asdict() for assumption in ASSUMPTIONS]
-        click.echo(json.dumps({"rows": rows, "assumptions": assumptions}, indent=2))
-        return
-    console: Console = wide_console()
-    table = Table(*HEAD)
-    for row in report.rows:
-        table.add_row(*cells(row), style="dim" if row.kind != "predicted" else None)
-    console.print(table)
-    for reason in reasons(report.rows):
-        console.print(reason, highlight=False, markup=False)
-    console.print("assumed: " + "; ".join(f"{a.name} {a.value} ({a.origin})" for a in ASSUMPTIONS), highlight=False)
+    show("PDD: published beside obtained", report.rows, figures(report), ASSUMPTIONS, html=html, as_json=as_json)

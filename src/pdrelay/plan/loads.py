@@ -1,0 +1,71 @@
+"""What each stage has to do for one request, by threshold: the coefficients of every plan with one main cluster.
+
+Everything is computed for all thresholds at once; a plan is then a few divisions (plan/rates.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pdrelay.cluster.topology import Role
+from pdrelay.perf.arrays import kv_sizes, prefill_times
+from pdrelay.perf.batch import Decoding
+from pdrelay.perf.lengths import Array, Lengths, Parted
+from pdrelay.plan.problem import Mode, Pool, Problem
+
+
+class PrefillLoad(NamedTuple):
+    """Of one pool, by threshold: mean seconds of a prefill, and of its square; bytes that its KV adds to the line."""
+
+    seconds: Array
+    square: Array
+    size: Array
+
+
+class Loads:
+    """Coefficients for one main cluster and some thresholds."""
+
+    def __init__(self, problem: Problem, main: str, thresholds: Array, mode: Mode = "distribution") -> None:
+        self.problem, self.main, self.mode = problem, main, mode
+        self.thresholds = thresholds
+        lengths = problem.lengths
+        here = problem.cached_share(main)
+        self._parted = Parted(lengths.uncached(here), lengths.weight, thresholds)
+        self.offloaded, self.local = self._parted.goes, self._parted.stays
+        self._missing = np.maximum(lengths.prompt - here * lengths.cached, 0.0)
+        self.prefill = {p.name: self._prefill(p) for p in problem.pools if Role.PREFILL in p.roles}
+        self.decoding = decoding(lengths, mode)
+        self.offloaded_length = self._parted.mean_of_go(lengths.uncached(here))
+        self.local_length = self._parted.mean_of_stay(lengths.uncached(here))
+
+    def _prefill(self, pool: Pool) -> PrefillLoad:
+        lengths = self.problem.lengths
+        share = self.problem.cached_share(pool.cluster)
+        uncached, cached = lengths.uncached(share), share * lengths.cached
+        mean = self._parted.mean_of_stay if pool.cluster == self.main else self._parted.mean_of_go
+        times = prefill_times(pool.profile, uncached, cached)
+        if self.mode == "representative":
+            seconds = prefill_times(pool.profile, mean(uncached), mean(cached))
+            size = kv_sizes(pool.profile, mean(self._missing))
+        else:
+            seconds, size = mean(times), mean(kv_sizes(pool.profile, self._missing))
+        return PrefillLoad(seconds, mean(times**2), size)
+
+
+def decoding(lengths: Lengths, mode: Mode) -> Decoding:
+    """What a request asks of decode when no relay helps.
+
+    Prefill makes the first token. The paper counts all output tokens as decoded, and mean lengths.
+    """
+    prompt, output = lengths.mean(lengths.prompt), lengths.mean(lengths.output)
+    if mode == "representative":
+        return Decoding(output, prompt + output / 2, prompt)
+    steps = np.maximum(lengths.output - 1, 0.0)
+    total = lengths.mean(steps)
+    if not total:
+        return Decoding(0.0, prompt, prompt)
+    # A sequence is seen in proportion to how long it runs.
+    context = lengths.mean(steps * (lengths.prompt + 1 + steps / 2)) / total
+    return Decoding(total, context, prompt)
