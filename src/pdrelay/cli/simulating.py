@@ -15,12 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pdrelay.errors import ConfigError
-from pdrelay.sim.build import Load
 from pdrelay.sim.perfetto import PerfettoWriter
 from pdrelay.sim.record import Record
 from pdrelay.sim.report import TIMES, html
 from pdrelay.sim.running import Job, Run, combinations, parse_sweep, run, run_all
 from pdrelay.ui.page import write
+from pdrelay.workload.choice import Load
 
 
 class Files(NamedTuple):

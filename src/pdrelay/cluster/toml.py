@@ -25,6 +25,14 @@ def read(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
+def value(text: str) -> Any:
+    """A TOML value, or else plain text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def convert(path: Path, raw: dict[str, object], kind: type[T]) -> T:
     """`raw`, read from `path`, as a struct. Raises ConfigError naming the first key that does not fit."""
     try:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from pdrelay.errors import ConfigError
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]*)\s*")
 _RATES = {"bit": 1 / 8, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9}
@@ -43,6 +47,18 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"expected an address such as 127.0.0.1:8000, got {text!r}")
     return host.strip("[]"), int(port)
+
+
+Quantity = TypeVar("Quantity", int, float)
+
+
+def quantity(key: str, text: str, parse: Callable[[str], Quantity]) -> Quantity:
+    """`text` parsed by one of the above. Raises ConfigError naming `key`, what was found and what is expected."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        expected, _, found = str(error).removeprefix("expected ").rpartition(", got ")
+        raise ConfigError(f"{key}: found {found}, expected {expected}") from error
 
 
 def _parse(text: str, factors: dict[str, float], expected: str) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
-from pdrelay.cluster.units import parse_rate, parse_size, parse_time
+from pdrelay.cluster.units import parse_rate, parse_size, parse_time, quantity
 from pdrelay.errors import ConfigError
 from pdrelay.perf.catalog import find_chip, find_instance, find_model
 from pdrelay.perf.instance import InstanceProfile, from_profile
@@ -17,23 +17,10 @@ from pdrelay.perf.profile import load, shipped
 from pdrelay.perf.roofline import Efficiency, Weights, roofline
 from pdrelay.policy.handoff import RelayBound, Settings
 from pdrelay.policy.placement import policy_named
-from pdrelay.sim.files import InstanceTable, LineTable, ProfileTable, ScenarioFile, WorkloadTable
+from pdrelay.sim.files import InstanceTable, LineTable, ProfileTable, ScenarioFile
 from pdrelay.sim.line import LineSpec
 from pdrelay.sim.scenario import Fault, InstanceSpec, Scenario, ServiceLevel
-from pdrelay.workload.arrivals import Arrivals
-from pdrelay.workload.base import Request
-from pdrelay.workload.generators import PDD_EVEN, AgenticRequests, AgentSessions, LongPrompts, Workload
-from pdrelay.workload.traces import load as load_trace
-
-
-class Load(NamedTuple):
-    """The requests to run. `workload` is None for a trace."""
-
-    requests: Iterator[Request]
-    number: int
-    workload: Workload | None = None
-    skipped: int = 0
-    complaints: tuple[str, ...] = ()
+from pdrelay.workload.choice import Load, choose
 
 
 def scenario_of(file: ScenarioFile, base: Path) -> Scenario:
@@ -46,18 +33,22 @@ def scenario_of(file: ScenarioFile, base: Path) -> Scenario:
         policy=policy_named(
             settings.name,
             settings.hit_threshold,
-            _parse("policy.wan_budget", settings.wan_budget, parse_time),
+            quantity("policy.wan_budget", settings.wan_budget, parse_time),
             recompute=settings.recompute,
         ),
         handoff=Settings(
             settings.handoff,
-            RelayBound(settings.relay_max_tokens, _parse("policy.relay_max_time", settings.relay_max_time, parse_time)),
+            RelayBound(
+                settings.relay_max_tokens, quantity("policy.relay_max_time", settings.relay_max_time, parse_time)
+            ),
             settings.relay_pace,
         ),
-        depots={depot.name: float(_parse(f"depot.{depot.name}.size", depot.size, parse_size)) for depot in file.depot},
+        depots={
+            depot.name: float(quantity(f"depot.{depot.name}.size", depot.size, parse_size)) for depot in file.depot
+        },
         cores={cores.name: cores.count for cores in file.cores},
         faults=tuple(
-            Fault(f.instance, _parse("fault.at", f.at, parse_time), _parse("fault.lasts", f.lasts, parse_time))
+            Fault(f.instance, quantity("fault.at", f.at, parse_time), quantity("fault.lasts", f.lasts, parse_time))
             for f in file.fault
         ),
         slo=ServiceLevel(*(_limit(f"slo.{name}", getattr(file.slo, name)) for name in ServiceLevel._fields)),
@@ -69,37 +60,7 @@ def scenario_of(file: ScenarioFile, base: Path) -> Scenario:
 
 def load_of(file: ScenarioFile, base: Path, *, skip_bad: bool = False) -> Load:
     """The requests that `file` asks for. Raises ConfigError for a trace that cannot be read."""
-    table = file.workload
-    if table.trace:
-        trace = load_trace(base / table.trace, skip_bad=skip_bad)
-        count = min(file.requests, len(trace.requests)) if file.requests else len(trace.requests)
-        return Load(iter(trace.requests), count, None, trace.skipped, trace.complaints)
-    if file.requests < 1:
-        raise ConfigError(f"requests: found {file.requests}, expected at least 1 (0 is all of a trace)")
-    workload = _generator(table)
-    return Load(workload.requests(file.seed), file.requests, workload)
-
-
-def _generator(table: WorkloadTable) -> Workload:
-    if table.rate <= 0:
-        raise ConfigError(f"workload.rate: found {table.rate}, expected a number above 0")
-    period = _parse("workload.period", table.period, parse_time)
-    arrivals = Arrivals(table.rate, table.process, table.cv, table.swing, period)
-    if table.generator == "prfaas":
-        prompts = LongPrompts(arrivals)
-        return prompts._replace(output=int(table.output)) if table.output else prompts
-    if table.generator == "agent":
-        sessions = AgentSessions(arrivals)
-        return sessions._replace(
-            output_mean=table.output or sessions.output_mean,
-            first=table.prompt or sessions.first,
-            longest=table.longest or sessions.longest,
-            shared=min(sessions.shared, (table.prompt or sessions.first) // 2),
-        )
-    requests = AgenticRequests(arrivals)
-    if table.generator == "pdd-even":
-        requests = requests._replace(hits=PDD_EVEN)
-    return requests._replace(prompt=table.prompt or requests.prompt, output_mean=table.output or requests.output_mean)
+    return choose(file.workload, file.requests, file.seed, base, skip_bad=skip_bad)
 
 
 # ---- profiles ----
@@ -113,7 +74,7 @@ def _profiles(tables: list[ProfileTable], base: Path) -> dict[str, InstanceProfi
         changes |= {key: getattr(table, key) for key in ("max_num_seqs", "prefill_chunk") if getattr(table, key)}
         if table.kv_capacity:
             key = f"profile.{table.name}.kv_capacity"
-            changes["kv_capacity"] = float(_parse(key, table.kv_capacity, parse_size))
+            changes["kv_capacity"] = float(quantity(key, table.kv_capacity, parse_size))
         if table.price >= 0:
             changes["price"] = table.price
         profiles[table.name] = replace(profile, **changes)
@@ -186,10 +147,10 @@ def _names(table: InstanceTable) -> list[str]:
 
 def _line(index: int, table: LineTable) -> LineSpec:
     def seconds(key: str) -> float:
-        return _parse(f"line[{index}].{key}", getattr(table, key), parse_time)
+        return quantity(f"line[{index}].{key}", getattr(table, key), parse_time)
 
     outages = tuple(
-        (_parse(f"line[{index}].outages", start, parse_time), _parse(f"line[{index}].outages", end, parse_time))
+        (quantity(f"line[{index}].outages", start, parse_time), quantity(f"line[{index}].outages", end, parse_time))
         for start, end in table.outages
     )
     if any(start >= end for start, end in outages) or any(a[1] > b[0] for a, b in itertools.pairwise(outages)):
@@ -199,9 +160,9 @@ def _line(index: int, table: LineTable) -> LineSpec:
             raise ConfigError(f"line[{index}].{key}: found {getattr(table, key)}, expected at least {least:g}")
     cap = math.inf
     if table.connection_rate:
-        cap = _parse(f"line[{index}].connection_rate", table.connection_rate, parse_rate)
+        cap = quantity(f"line[{index}].connection_rate", table.connection_rate, parse_rate)
     return LineSpec(
-        rate=_parse(f"line[{index}].rate", table.rate, parse_rate),
+        rate=quantity(f"line[{index}].rate", table.rate, parse_rate),
         rtt=seconds("rtt"),
         connections=table.connections,
         connection_rate=cap,
@@ -217,15 +178,4 @@ def _line(index: int, table: LineTable) -> LineSpec:
 
 
 def _limit(key: str, text: str) -> float:
-    return _parse(key, text, parse_time) if text else math.inf
-
-
-Quantity = TypeVar("Quantity", int, float)
-
-
-def _parse(key: str, text: str, parse: Callable[[str], Quantity]) -> Quantity:
-    try:
-        return parse(text)
-    except ValueError as error:
-        expected, _, found = str(error).removeprefix("expected ").rpartition(", got ")
-        raise ConfigError(f"{key}: found {found}, expected {expected}") from error
+    return quantity(key, text, parse_time) if text else math.inf

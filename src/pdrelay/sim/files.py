@@ -13,22 +13,7 @@ from pdrelay.cluster.config import PolicySettings
 from pdrelay.cluster.topology import Role
 from pdrelay.errors import ConfigError
 from pdrelay.sim.line import Discipline
-from pdrelay.workload.arrivals import Process
-
-
-class WorkloadTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A generator with its arrivals, or a trace."""
-
-    generator: Literal["pdd", "pdd-even", "prfaas", "agent"] = "pdd"
-    trace: str = ""
-    rate: float = 1.0  # requests, or sessions, a second
-    process: Process = "poisson"
-    cv: float = 3.0
-    swing: float = 0.5
-    period: str = "24h"
-    prompt: int = 0  # tokens, where the generator has one length; 0 is its own
-    output: float = 0.0  # mean tokens; 0 is the generator's own
-    longest: int = 0  # agent: tokens of the longest prompt; 0 is the generator's own
+from pdrelay.workload.choice import WorkloadTable
 
 
 class ServiceTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,7 +150,7 @@ def _change(raw: Raw, text: str) -> None:
         place = _step(place, step, key)
     if not isinstance(place, dict):
         raise ConfigError(f"change: {key}: found no table, expected one of the scenario's")
-    place[last] = _value(value.strip())
+    place[last] = toml.value(value.strip())
 
 
 def _step(place: Any, step: str, key: str) -> Any:
@@ -176,13 +161,3 @@ def _step(place: Any, step: str, key: str) -> Any:
         names = ", ".join(str(entry.get("name", number)) for number, entry in enumerate(place))
         raise ConfigError(f"change: {key}: found {step!r}, expected one of {names}")
     return place.setdefault(step, {})
-
-
-def _value(text: str) -> Any:
-    """A TOML value, or else plain text."""
-    import tomllib
-
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

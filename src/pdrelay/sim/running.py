@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdrelay.errors import ConfigError
-from pdrelay.sim.build import Load, load_of, scenario_of
+from pdrelay.sim.build import load_of, scenario_of
 from pdrelay.sim.files import read
 from pdrelay.sim.simulation import OnProgress, OnRecord, Outcome, Simulation
+from pdrelay.workload.choice import Load
 from pdrelay.workload.summary import Comparison, compare
 
 OnLoad = Callable[[Load], None]

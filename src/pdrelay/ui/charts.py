@@ -10,15 +10,17 @@ from typing import NamedTuple
 Point = tuple[float, float]
 COLOURS = ("#1f6fb4", "#d1582a", "#2b8a5f", "#8a4fb0", "#a08000", "#555555", "#c0487a", "#2a9aa8")
 WIDTH, HEIGHT = 560, 260
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 62, 26, 12, 44
+LEGEND_LETTER = 6.2  # width of one, about
 
 
 class Series(NamedTuple):
-    """One line of a chart."""
+    """One line of a chart, or one set of dots."""
 
     name: str
     points: Sequence[Point]
     dashed: bool = False
+    dots: bool = False
 
 
 class Axis(NamedTuple):
@@ -40,9 +42,8 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
     up = _Scale(y, [p[1] for line in drawn for p in line.points], HEIGHT - BOTTOM, TOP)
     body = [*_ticks(across, up, x, y), *(_path(line, i, across, up) for i, line in enumerate(drawn)), *_legend(drawn)]
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y.label)} by {escape(x.label)}">'
-        + "".join(body)
-        + "</svg>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y.label)} by {escape(x.label)}" '
+        'font-family="system-ui, sans-serif" font-size="11" fill="#333">' + "".join(body) + "</svg>"
     )
 
 
@@ -69,9 +70,13 @@ class _Scale:
     def ticks(self) -> list[float]:
         """Round values inside the scale."""
         if self._log:
-            first, last = math.floor(math.log10(self.least)), math.ceil(math.log10(self.most))
-            found = [10.0**power for power in range(first, last + 1) if self.least <= 10.0**power <= self.most]
-            return found if len(found) > 1 else [self.least, self.most]
+            powers = range(math.floor(math.log10(self.least)), math.ceil(math.log10(self.most)) + 1)
+            for factors in ((1,), (1, 3), (1, 2, 5), range(1, 10)):  # as many as make three ticks
+                found = [factor * 10.0**power for power in powers for factor in factors]
+                found = [value for value in found if self.least <= value <= self.most]
+                if len(found) >= 3:
+                    return found
+            return [self.least, self.most]
         step = 10 ** math.floor(math.log10((self.most - self.least) / 4))
         step *= next(factor for factor in (1, 2, 5, 10) if (self.most - self.least) / (step * factor) <= 6)
         first = math.ceil(self.least / step)
@@ -85,6 +90,9 @@ def _usable(point: Point, x: Axis, y: Axis) -> bool:
 
 
 def _path(line: Series, number: int, across: _Scale, up: _Scale) -> str:
+    if line.dots:
+        dots = "".join(f'<circle cx="{across(a):.1f}" cy="{up(b):.1f}" r="2"/>' for a, b in line.points)
+        return f'<g fill="{_colour(number)}" fill-opacity="0.6">{dots}</g>'
     points = " ".join(f"{across(a):.1f},{up(b):.1f}" for a, b in line.points)
     dash = ' stroke-dasharray="5 4"' if line.dashed else ""
     return f'<polyline fill="none" stroke="{_colour(number)}" stroke-width="1.6"{dash} points="{points}"/>'
@@ -92,14 +100,14 @@ def _path(line: Series, number: int, across: _Scale, up: _Scale) -> str:
 
 def _ticks(across: _Scale, up: _Scale, x: Axis, y: Axis) -> list[str]:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    parts = [f'<path class="axis" d="M{LEFT},{TOP}V{bottom}H{right}"/>']
+    parts = [f'<path fill="none" stroke="#444" d="M{LEFT},{TOP}V{bottom}H{right}"/>']
     for value in across.ticks():
         at = across(value)
-        parts.append(f'<path class="grid" d="M{at:.1f},{TOP}V{bottom}"/>')
+        parts.append(f'<path fill="none" stroke="#eee" d="M{at:.1f},{TOP}V{bottom}"/>')
         parts.append(f'<text x="{at:.1f}" y="{bottom + 15}" text-anchor="middle">{_number(value)}</text>')
     for value in up.ticks():
         at = up(value)
-        parts.append(f'<path class="grid" d="M{LEFT},{at:.1f}H{right}"/>')
+        parts.append(f'<path fill="none" stroke="#eee" d="M{LEFT},{at:.1f}H{right}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_number(value)}</text>')
     middle = (TOP + bottom) / 2
     parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x.label)}</text>')
@@ -110,7 +118,9 @@ def _ticks(across: _Scale, up: _Scale, x: Axis, y: Axis) -> list[str]:
 
 
 def _legend(drawn: Sequence[Series]) -> list[str]:
-    parts = []
+    width, height = 34 + LEGEND_LETTER * max(len(line.name) for line in drawn), 15 * len(drawn) + 4
+    box = f'x="{LEFT + 5}" y="{TOP + 2}" width="{width:.0f}" height="{height}"'
+    parts = [f'<rect {box} fill="#fff" fill-opacity="0.8"/>']
     for number, line in enumerate(drawn):
         y = TOP + 14 + 15 * number
         parts.append(f'<rect x="{LEFT + 10}" y="{y - 7}" width="12" height="3" fill="{_colour(number)}"/>')

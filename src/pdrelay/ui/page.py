@@ -40,8 +40,7 @@ th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid #e6e
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
 figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: .2rem; }
-svg { width: 100%; height: auto; font: 11px system-ui, sans-serif; fill: #333; }
-svg .axis { stroke: #444; fill: none; } svg .grid { stroke: #eee; fill: none; }
+svg { width: 100%; height: auto; }
 .note { color: #444; max-width: 80ch; }
 </style></head><body>
 <h1>{{ title }}</h1>

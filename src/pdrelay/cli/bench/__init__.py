@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdrelay.cli.lazy import LazyGroup
 
 COMMANDS = {
+    "serve": "Play a workload on any OpenAI endpoint: latencies from the moment at which a request was due.",
     "handoff": "Hand requests over from relay to main decode: pauses that a reader sees, and what the switch costs.",
     "transfer": "Move KV between two depots, beside other tools and beside the published measurement.",
     "codec": "Encode the KV of a real model for slow lines: ratio, speed, effect on output.",

@@ -26,9 +26,13 @@ R = TypeVar("R", bound=Report)
 
 
 def measure(
-    report: R, work: Callable[[Progress], Coroutine[Any, Any, None]], show: Callable[[R, Console], None], as_json: bool
+    report: R,
+    work: Callable[[Progress], Coroutine[Any, Any, None]],
+    show: Callable[[R, Console], None],
+    as_json: bool,
+    plain: Callable[[R], object] = lambda report: report,
 ) -> int:
-    """Runs `work`, which fills `report`, and prints the report; 1 when a part of it failed."""
+    """Runs `work`, which fills `report`, and prints the report; 1 when a part of it failed. `plain`: what JSON says."""
     errors = Console(stderr=True)
     try:
         if errors.is_terminal:
@@ -41,7 +45,7 @@ def measure(
         raise
     finally:
         if as_json:
-            click.echo(msgspec.json.format(msgspec.json.encode(report), indent=1))
+            click.echo(msgspec.json.format(msgspec.json.encode(plain(report)), indent=1))
         else:
             console = Console(soft_wrap=True)
             show(report, console if console.is_terminal else Console(soft_wrap=True, width=FILE_COLUMNS))
