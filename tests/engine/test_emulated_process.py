@@ -16,10 +16,12 @@ import httpx
 import pytest
 
 from pdrelay.cluster.tls import client_context
+from pdrelay.cluster.topology import Instance, Rank, Role
 from pdrelay.depot.arena import Arena
 from pdrelay.depot.hub import Hub
 from pdrelay.depot.server import DepotServer
 from pdrelay.engine.client import WebSocketEngine
+from pdrelay.engine.emulated.process import _listen
 from pdrelay.engine.emulated.tokens import reference_tokens
 from pdrelay.engine.messages import Finished, Open, Prefilled, Sampling, Tokens
 from pdrelay.perf.profile import load, shipped
@@ -153,3 +155,9 @@ async def test_a_client_without_certificate_is_not_served(engine: RunningEngine,
     async with httpx.AsyncClient(verify=context, trust_env=False) as client:
         with pytest.raises(httpx.TransportError):
             await client.get(f"https://{engine.address}/health")
+
+
+def test_no_token_waits_for_the_acknowledgement_of_the_one_before() -> None:
+    instance = Instance(name="md-0", cluster="a", roles=[Role.DECODE], ranks=[Rank(host="h")], listen="127.0.0.1:0")
+    with _listen(instance) as listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as taken:
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

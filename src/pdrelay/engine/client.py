@@ -98,7 +98,7 @@ class WebSocketEngine:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        self._went_down("connection closed by us")
+        self._went_down("connection closed by us", logging.DEBUG)
 
     def _send(self, message: ToEngine) -> None:
         self._unsent.append(message)
@@ -174,9 +174,9 @@ class WebSocketEngine:
             _log.warning("engine %s has restarted", self._instance)
         self._status = EngineStatus(True, self._clock(), "", hello, self._status.load)
 
-    def _went_down(self, detail: str) -> None:
+    def _went_down(self, detail: str, level: int = logging.WARNING) -> None:
         if self._status.healthy:
-            _log.warning("engine %s is down: %s", self._instance, detail)
+            _log.log(level, "engine %s is down: %s", self._instance, detail)
         since = self._clock() if self._status.healthy else self._status.since
         self._status = EngineStatus(False, since, detail, self._status.hello, None)
         self._unsent.clear()
