@@ -12,7 +12,7 @@ import pytest
 from worlds import WAN, spec
 from worlds import settings as handoff_settings
 
-from pdrelay.cluster.config import Deployment
+from pdrelay.cluster.config import Deployment, PolicySettings
 from pdrelay.cluster.topology import Role
 from pdrelay.depot.base import LinkState, Stored
 from pdrelay.engine.base import EngineStatus
@@ -27,7 +27,7 @@ from pdrelay.kv.names import Scope, prompt_pages, root
 from pdrelay.policy import handoff as handoff_policy
 from pdrelay.policy.base import Placement, PlacementPolicy, RequestView, Snapshot
 from pdrelay.policy.handoff import Decision, RelayedRequest
-from pdrelay.policy.placement import policy_named
+from pdrelay.policy.named import policy_of
 from pdrelay.sim import relaying
 from pdrelay.sim.scenario import Fault, Scenario
 from pdrelay.sim.simulation import Simulation
@@ -40,8 +40,16 @@ GROUP = KVGroup(layers=1, heads=1, head_size=1, dtype="int8", part_bytes=64, cod
 CONTRACT = KVContract(model="m", revision="", page_tokens=PAGE, block_tokens=PAGE, groups=(GROUP,))
 INSTANCES = {
     "p-0": ("a", Role.PREFILL), "p-1": ("a", Role.PREFILL), "r": ("a", Role.RELAY),
-    "d-near": ("a", Role.DECODE), "m-0": ("b", Role.DECODE), "m-1": ("b", Role.DECODE),
+    "d-near": ("a", Role.DECODE), "m-0": ("b", Role.DECODE), "m-1": ("b", Role.DECODE), "p-far": ("b", Role.PREFILL),
 }  # fmt: skip
+ONLY = {"d-near": ("idc_pd",), "p-far": ("prfaas", "unified")}  # policies that have these instances
+POLICIES = {
+    name: PolicySettings(name=name, threshold=1000.0)  # type: ignore[arg-type]  # names come from the table below
+    for name in ("pdd", "cdc_pd", "idc_pd", "prfaas")
+}
+POLICIES["unified"] = PolicySettings(name="unified", threshold=300.0, hit_threshold=0.6)
+POLICIES["abundant"] = PolicySettings(name="prfaas", threshold=300.0, bandwidth="abundant")
+PIPELINES = {"pdd": 2, "cdc_pd": 1, "idc_pd": 1, "prfaas": 2, "unified": 3, "abundant": 2}
 
 
 class Recording:
@@ -64,10 +72,10 @@ class Recording:
         return state, placement
 
 
-def simulate(policy: PlacementPolicy[Any]) -> None:
+def simulate(policy: PlacementPolicy[Any], name: str = "pdd") -> None:
     """A run with pressure, a dead instance and an outage in it."""
-    instances = tuple(spec(name, cluster, role, depot=name) for name, (cluster, role) in INSTANCES.items()
-                      if policy_has_near(policy) or name != "d-near")  # fmt: skip
+    instances = tuple(spec(instance, cluster, role, depot=instance) for instance, (cluster, role) in INSTANCES.items()
+                      if instance not in ONLY or name in ONLY[instance])  # fmt: skip
     scenario = Scenario(
         instances, {("a", "b"): WAN._replace(rate=1e6, outages=((20.0, 30.0),))}, policy,
         handoff_settings("catch_up", 200, 20.0), faults=(Fault("m-1", 5.0, 8.0), Fault("r", 35.0, 3.0)),
@@ -77,19 +85,16 @@ def simulate(policy: PlacementPolicy[Any]) -> None:
     Simulation(scenario).run(workload.requests(1), 60)
 
 
-def policy_has_near(policy: Any) -> bool:
-    return type(policy._policy).__name__ == "IdcPd"
-
-
-@pytest.mark.parametrize("name", ["pdd", "cdc_pd", "idc_pd"])
+@pytest.mark.parametrize("name", list(POLICIES))
 async def test_the_gateway_places_every_request_of_a_simulation_alike(name: str) -> None:
-    recording = Recording(policy_named(name, 0.95))
-    simulate(recording)
+    settings = POLICIES[name]
+    recording = Recording(policy_of(settings))
+    simulate(recording, settings.name)
     pipelines = {asked[2].pipeline for asked in recording.asked if isinstance(asked[2], Placement)}
     assert len(recording.asked) > 100
-    assert len(pipelines) == (2 if name == "pdd" else 1)
+    assert len(pipelines) == PIPELINES[name]
     for request, snapshot, answer in itertools.islice(recording.asked, 0, None, 3):
-        gateway = Gateway(name, snapshot)
+        gateway = Gateway(settings, snapshot)
         if isinstance(answer, PlacementError):
             with pytest.raises(PlacementError) as raised:
                 await gateway.place(request)
@@ -102,7 +107,7 @@ async def test_the_gateway_places_every_request_of_a_simulation_alike(name: str)
 class Gateway:
     """A coordinator whose engines and depots report what a snapshot says."""
 
-    def __init__(self, policy: str, snapshot: Snapshot) -> None:
+    def __init__(self, policy: PolicySettings, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         views = snapshot.instances
         links = [
@@ -113,7 +118,7 @@ class Gateway:
             {
                 "fleet_key_file": "k", "model": {"name": "m", "path": "."}, "gateway": {"cluster": "a"},
                 "tls": {"directory": "."}, "cluster": [{"name": "a"}, {"name": "b"}],
-                "policy": {"name": policy},
+                "policy": msgspec.to_builtins(policy),
                 "host": [{"name": v.name, "cluster": v.cluster, "socket": "s", "listen": "127.0.0.1:1"} for v in views],
                 "instance": [{"name": v.name, "cluster": v.cluster, "roles": [role.value for role in v.roles],
                               "ranks": [{"host": v.name}], "listen": "127.0.0.1:2"} for v in views],
@@ -190,7 +195,7 @@ def test_the_gateway_hands_over_exactly_when_the_simulator_does(monkeypatch: pyt
         return after, decision
 
     monkeypatch.setattr(relaying, "decide", decide)
-    simulate(Recording(policy_named("pdd", 0.95)))
+    simulate(Recording(policy_of(POLICIES["pdd"])))
     assert {decision.action.value for _, _, decision in asked} >= {"stay", "extend", "switch"}
     for state, request, decision in asked:
         shared = Handoffs(handoff_settings("catch_up", 200, 20.0))

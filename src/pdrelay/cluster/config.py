@@ -59,7 +59,11 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which placement policy runs, and its parameters."""
 
-    name: Literal["pdd", "cdc_pd", "idc_pd"] = "pdd"
+    name: Literal["pdd", "cdc_pd", "idc_pd", "prfaas", "unified"] = "pdd"
+    threshold: float = 16_384.0  # t of prfaas and unified: longer uncached prompts are prefilled in another cluster
+    bandwidth: Literal["scarce", "abundant"] = (
+        "scarce"  # whose caches count: main decode's cluster's, or the best of all
+    )
     hit_threshold: float = 0.95  # H: at or above it a request skips the relay ...
     wan_budget: str = "0s"  # ... and when the line is predicted to carry what is missing in this time
     recompute: bool = False  # prefill beside main decode, where an instance with a profile is sooner than the line
@@ -179,6 +183,8 @@ def _problems(deployment: Deployment) -> Iterable[Problem]:
 
 
 def _policy_problems(policy: PolicySettings) -> Iterable[Problem]:
+    if not policy.threshold >= 0:
+        yield "policy.threshold", policy.threshold, "a number of tokens, at least 0"
     if not 0 <= policy.hit_threshold <= 1:
         yield "policy.hit_threshold", policy.hit_threshold, "a number from 0 to 1"
     if not 0 <= policy.agreement_alarm < 1:

@@ -32,7 +32,7 @@ from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
 from pdrelay.perf.profile import load
 from pdrelay.policy.base import InstanceView, Placement, RequestView, Snapshot
 from pdrelay.policy.handoff import RelayBound, Settings
-from pdrelay.policy.placement import policy_named
+from pdrelay.policy.named import policy_of
 
 
 class Coordinator:
@@ -53,10 +53,7 @@ class Coordinator:
         self._deployment, self._engines, self._depots = deployment, engines, depots
         self._connectors = connectors or {}
         self._instances = {instance.name: instance for instance in deployment.instance}
-        policy = deployment.policy
-        self._policy = policy_named(
-            policy.name, policy.hit_threshold, parse_time(policy.wan_budget), recompute=policy.recompute
-        )
+        self._policy = policy_of(deployment.policy)
         self._policy_state = self._policy.initial()
         self._adapters = {adapter.name: adapter.identity for adapter in deployment.adapter}
         self._index = PageIndex()
@@ -238,7 +235,7 @@ class Coordinator:
 
     def _spare_relay(self, cluster: str) -> str | None:
         """A relay that can rescue a request of `cluster`; the baselines have none."""
-        if self._deployment.policy.name != "pdd":
+        if self._deployment.policy.name not in ("pdd", "unified"):
             return None
         able = [i.name for i in self._instances.values() if i.cluster == cluster and Role.RELAY in i.roles]
         return next((name for name in able if self._engines[name].status.healthy), None)

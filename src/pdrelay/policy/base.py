@@ -95,6 +95,7 @@ class Placement(NamedTuple):
     main: str
     hit_rate: float
     reason: str
+    cache_from: str = ""  # an instance elsewhere that holds more of the prompt than `prefill`, where sending it pays
 
 
 State = TypeVar("State")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pdrelay.cluster.topology import Role
 from pdrelay.errors import PlacementError
-from pdrelay.policy.base import InstanceView, Pipeline, Placement, PlacementPolicy, RequestView, Snapshot
+from pdrelay.policy.base import InstanceView, Pipeline, Placement, RequestView, Snapshot
 from pdrelay.policy.cost import weigh
 
 
@@ -135,15 +135,6 @@ class IdcPd:
             Pipeline.P_D, prefill.name, None, main.name, request.hit_rate(main.name), "idc_pd decodes beside prefill"
         )
         return state, placement
-
-
-def policy_named(
-    name: str, hit_threshold: float, wan_budget: float = 0.0, *, recompute: bool = False
-) -> PlacementPolicy[NoState]:
-    """The policy of a configuration file. Raises KeyError for an unknown name."""
-    pdd = Pdd(hit_threshold, wan_budget=wan_budget, recompute=recompute)
-    policies: dict[str, PlacementPolicy[NoState]] = {"pdd": pdd, "cdc_pd": CdcPd(), "idc_pd": IdcPd()}
-    return policies[name]
 
 
 def choose(snapshot: Snapshot, role: Role, request: RequestView, cluster: str | None = None) -> InstanceView:

@@ -16,7 +16,7 @@ from pdrelay.perf.instance import InstanceProfile, from_profile
 from pdrelay.perf.profile import load, shipped
 from pdrelay.perf.roofline import Efficiency, Weights, roofline
 from pdrelay.policy.handoff import RelayBound, Settings
-from pdrelay.policy.placement import policy_named
+from pdrelay.policy.named import policy_of
 from pdrelay.sim.files import InstanceTable, LineTable, ProfileTable, ScenarioFile
 from pdrelay.sim.line import LineSpec
 from pdrelay.sim.scenario import Fault, InstanceSpec, Scenario, ServiceLevel
@@ -30,12 +30,7 @@ def scenario_of(file: ScenarioFile, base: Path) -> Scenario:
     return Scenario(
         instances=tuple(_instances(file, profiles)),
         lines={(line.source, line.target): _line(index, line) for index, line in enumerate(file.line)},
-        policy=policy_named(
-            settings.name,
-            settings.hit_threshold,
-            quantity("policy.wan_budget", settings.wan_budget, parse_time),
-            recompute=settings.recompute,
-        ),
+        policy=policy_of(settings),
         handoff=Settings(
             settings.handoff,
             RelayBound(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pdrelay.sim.events import Events
 from pdrelay.sim.line import Line, Transfer
+from pdrelay.sim.parts import Depot
 
 
 class Delivery:
@@ -80,3 +81,35 @@ class Delivery:
     def _arrive(self) -> None:
         self.arrived = True
         self._on_arrival(self)
+
+
+class Pins:
+    """What one leg of a request has pinned in depots; given back once, when main decode has the pages."""
+
+    __slots__ = ("_released", "_taken")
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[Depot, float]] = []
+        self._released = False
+
+    def take(self, depot: Depot | None, size: float, then: Callable[[], None]) -> None:
+        """Pins `size` bytes, then calls `then`."""
+        if depot is None:
+            then()
+            return
+
+        def pinned() -> None:
+            if self._released:
+                depot.unpin(size)
+            else:
+                self._taken.append((depot, size))
+                then()
+
+        depot.pin(size, pinned)
+
+    def release(self) -> None:
+        """Gives everything back."""
+        self._released = True
+        taken, self._taken = self._taken, []
+        for depot, size in taken:
+            depot.unpin(size)

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from pdrelay.errors import PlacementError
 from pdrelay.policy.base import Placement
-from pdrelay.sim.delivery import Delivery
+from pdrelay.sim.delivery import Delivery, Pins
 from pdrelay.sim.engine import Engine, Forward, Sequence
 from pdrelay.sim.events import Events
 from pdrelay.sim.line import Line
-from pdrelay.sim.parts import Depot, Instance
+from pdrelay.sim.parts import Instance
 from pdrelay.sim.record import Record
 from pdrelay.sim.relaying import Handoffs, Relaying
 from pdrelay.workload.base import Request
@@ -76,7 +76,7 @@ class Life:
         self._forward: Forward | None = None
         self._sequence: Sequence | None = None
         self._main_rank: Engine | None = None
-        self._pins = _Pins()
+        self._pins = Pins()
         self._relay_noted = False
         self._rescuer: Instance | None = None
         self.relaying: Relaying | None = None
@@ -102,11 +102,27 @@ class Life:
         if not self._fits():
             self._end("refused")
             return
-        cached = min(held[placement.prefill], self.prompt - 1)
+        cached = min(held[placement.cache_from or placement.prefill], self.prompt - 1)
         record.cached = max(record.cached, cached)
         self._open_deliveries(held, cached)
         size = self.prefill.profile.kv_bytes(self.prompt)
-        self._pins.take(self.prefill.depot, size, self._still(lambda: self._prefill(cached)))
+        prefill = self._still(lambda: self._prefill(cached))
+        if placement.cache_from:
+            prefill = self._fetched(world.instance(placement.cache_from), held[placement.prefill], cached, prefill)
+        self._pins.take(self.prefill.depot, size, prefill)
+
+    def _fetched(self, source: Instance, have: int, tokens: int, then: Callable[[], None]) -> Callable[[], None]:
+        """`then`, once the prefix that `source` holds is here: the first `tokens` tokens, of which `have` are."""
+        world, profile = self._world, self.prefill.profile
+        line = world.line(source.cluster, self.prefill.cluster)
+
+        def fetch() -> None:
+            delivery = Delivery(world.events, line, have, profile.kv_per_token, profile.kv_fixed, lambda _: then())
+            delivery.open()
+            delivery.finish(tokens)
+            self.record.wan_bytes += delivery.size(tokens)
+
+        return fetch
 
     def _fits(self) -> bool:
         """False for what no waiting helps: an empty engine or depot would be too small."""
@@ -396,35 +412,3 @@ class Life:
                 action(delivery)
 
         return run
-
-
-class _Pins:
-    """What one leg of a request has pinned in depots; given back once, when main decode has the pages."""
-
-    __slots__ = ("_released", "_taken")
-
-    def __init__(self) -> None:
-        self._taken: list[tuple[Depot, float]] = []
-        self._released = False
-
-    def take(self, depot: Depot | None, size: float, then: Callable[[], None]) -> None:
-        """Pins `size` bytes, then calls `then`."""
-        if depot is None:
-            then()
-            return
-
-        def pinned() -> None:
-            if self._released:
-                depot.unpin(size)
-            else:
-                self._taken.append((depot, size))
-                then()
-
-        depot.pin(size, pinned)
-
-    def release(self) -> None:
-        """Gives everything back."""
-        self._released = True
-        taken, self._taken = self._taken, []
-        for depot, size in taken:
-            depot.unpin(size)
