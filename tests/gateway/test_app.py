@@ -246,7 +246,10 @@ async def test_health(client: httpx.AsyncClient, generator: FakeGenerator) -> No
     assert (await client.get("/health")).status_code == 200
     generator.states[1] = InstanceState("r0", "a", ["relay"], False, "connection refused")
     assert (await client.get("/health")).status_code == 200  # what has no relay goes P-MD
+    generator.states[1] = InstanceState("r0", "a", ["relay"], True, "")
     generator.states[2] = InstanceState("m0", "a", ["decode"], False, "connection refused")
+    assert (await client.get("/health")).status_code == 200  # a relay serves alone
+    generator.states[1] = InstanceState("r0", "a", ["relay"], False, "connection refused")
     assert (await client.get("/health")).status_code == 503
     generator.states.clear()
     assert (await client.get("/health")).status_code == 503

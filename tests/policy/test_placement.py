@@ -53,10 +53,34 @@ def test_a_forced_relay_that_is_down_is_an_error():
         place(Pdd(), request(forced=Pipeline.P_RLD_MD), P, RLD._replace(healthy=False), MD)
 
 
-@pytest.mark.parametrize("policy", [Pdd(), CdcPd()])
-def test_without_main_decode_nothing_is_placed_and_the_error_says_why(policy):
+DOWN = MD._replace(healthy=False)
+
+
+def test_while_main_decode_is_down_the_relay_serves():
+    second = DOWN._replace(name="md-1", assigned=3)
+    placement = place(Pdd(0.95), request(held=100), P, RLD, second, DOWN)
+    assert (placement.pipeline, placement.relay, placement.main) == (Pipeline.P_RLD_MD, "rld-0", "md-0")
+    assert "md-0 (dc-b) is down: connection refused" in placement.reason
+    assert place(Pdd(0.95), request(held=0), P, RLD, DOWN, second._replace(healthy=True)).main == "md-1"
+
+
+@pytest.mark.parametrize(
+    ("policy", "relay", "forced"),
+    [
+        (CdcPd(), RLD, None),
+        (Pdd(), RLD, Pipeline.P_MD),
+        (Pdd(), RLD._replace(healthy=False), None),
+        (Pdd(), RLD._replace(kv_usage=0.95), None),
+    ],
+)
+def test_without_main_decode_and_a_relay_nothing_is_placed_and_the_error_says_why(policy, relay, forced):
     with pytest.raises(PlacementError, match=r"no healthy decode instance: md-0 \(dc-b\) is down: connection refused"):
-        place(policy, request(), P, RLD, MD._replace(healthy=False))
+        place(policy, request(forced=forced), P, relay, DOWN)
+
+
+def test_a_deployment_without_main_decode_is_told():
+    with pytest.raises(PlacementError, match="no healthy decode instance: none is configured"):
+        place(Pdd(), request(), P, RLD)
 
 
 def test_baselines():

@@ -103,8 +103,12 @@ def test_what_is_down_is_said_and_what_can_go_on_goes_on(tmp_path):
         assert len(answer.ids) == 60
         assert answer.indices == sorted(set(answer.indices))
         assert set(answer.tiers) == {"prefill", "relay"}
+        wait_until(lambda: not up.healthy(), 10, "the gateway to notice")
+        assert httpx.get(f"{up.url}/health").status_code == 200
+        assert set(up.complete(prompt(2, 300), 20).tiers) == {"prefill", "relay"}
+        up.kill("rld-0")
         refused = wait_until(lambda: _refusal(up), 10, "the gateway to notice")
-        assert "md-0" in refused["message"]
+        assert all(f"{part} (dc-" in refused["message"] for part in ("md-0", "rld-0"))
         assert "down" in refused["message"]
         assert httpx.get(f"{up.url}/health").status_code == 503
         assert up.part("md-0")["condition"] == "exited"

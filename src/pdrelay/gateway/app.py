@@ -186,9 +186,9 @@ async def _read_body(request: Request) -> bytes:
 
 
 def _can_serve(states: list[InstanceState]) -> bool:
-    """Whether some instance prefills and some decodes. A relay only hides the line: what it lacks goes P-MD."""
+    """Whether some instance prefills and some decodes: a relay can without main decode, main decode without a relay."""
     served = {role for state in states if state.healthy for role in state.roles}
-    return {Role.PREFILL.value, Role.DECODE.value} <= served
+    return Role.PREFILL.value in served and not served.isdisjoint((Role.DECODE.value, Role.RELAY.value))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

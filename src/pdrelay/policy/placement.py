@@ -1,7 +1,8 @@
 """Placement policies: PDD, and the two baselines of its evaluation.
 
 Source: PDD section "pipeline orchestration": only P-MD and P-RLD-MD are used, P-RLD never, because a relay may not be
-occupied without bound and MainDecode's prefix cache must stay in step with prefill's.
+occupied without bound and MainDecode's prefix cache must stay in step with prefill's. While no MainDecode is healthy,
+requests are placed P-RLD-MD all the same: the relay decodes, and MainDecode takes over if it comes back in time.
 """
 
 from __future__ import annotations
@@ -43,11 +44,10 @@ class Pdd:
 
     def place(self, state: NoState, request: RequestView, snapshot: Snapshot, now: float) -> tuple[NoState, Placement]:
         prefill = choose(snapshot, Role.PREFILL, request)
-        main = choose(snapshot, Role.DECODE, request)
+        main, trouble = self._main(request, snapshot, prefill.cluster)
         hit_rate = request.hit_rate(main.name)
-        if (local := self._recomputed(request, snapshot, prefill, main)) is not None:
+        if main.healthy and (local := self._recomputed(request, snapshot, prefill, main)) is not None:
             return state, local
-        trouble = snapshot.line_trouble(prefill.cluster, main.cluster)
         link = snapshot.links.get((prefill.cluster, main.cluster))
         wan = link.transfer_seconds(request.missing_bytes(main.name)) if link else 0.0
         pipeline, reason = self._pipeline(request, hit_rate, trouble, wan)
@@ -56,8 +56,20 @@ class Pdd:
             relay, reason = self._relay(request, snapshot, prefill.cluster, reason)
             pipeline = Pipeline.P_RLD_MD if relay else Pipeline.P_MD
         if relay is None and trouble:
-            raise PlacementError(f"the line from {prefill.cluster} to {main.cluster} is down: {trouble}")
+            raise PlacementError(trouble if request.forced else reason)
         return state, Placement(pipeline, prefill.name, relay, main.name, hit_rate, reason)
+
+    def _main(self, request: RequestView, snapshot: Snapshot, cluster: str) -> tuple[InstanceView, str]:
+        """Main decode for a prompt of `cluster`, and why it cannot be reached now; empty when it can."""
+        try:
+            main = choose(snapshot, Role.DECODE, request)
+        except PlacementError as error:
+            able = [i for i in snapshot.instances if Role.DECODE in i.roles]
+            if not able:
+                raise
+            return _best(able, request), str(error)
+        trouble = snapshot.line_trouble(cluster, main.cluster)
+        return main, trouble and f"the line from {cluster} to {main.cluster} is down: {trouble}"
 
     def _recomputed(
         self, request: RequestView, snapshot: Snapshot, prefill: InstanceView, main: InstanceView
@@ -85,7 +97,7 @@ class Pdd:
         if request.forced in (Pipeline.P_MD, Pipeline.P_RLD_MD):
             return request.forced, "forced"
         if trouble:
-            return Pipeline.P_RLD_MD, f"the line is down ({trouble})"
+            return Pipeline.P_RLD_MD, trouble
         if hit_rate >= self.hit_threshold:
             return Pipeline.P_MD, f"hit rate {hit_rate:.3f} is at least {self.hit_threshold}"
         if self.wan_budget and wan <= self.wan_budget:
@@ -146,7 +158,11 @@ def choose(snapshot: Snapshot, role: Role, request: RequestView, cluster: str | 
     healthy = [i for i in able if i.healthy]
     if not healthy:
         raise PlacementError(_nobody(role, able, cluster))
-    return min(healthy, key=lambda i: (-request.held.get(i.name, 0), i.load, i.name))
+    return _best(healthy, request)
+
+
+def _best(instances: Iterable[InstanceView], request: RequestView) -> InstanceView:
+    return min(instances, key=lambda i: (-request.held.get(i.name, 0), i.load, i.name))
 
 
 def _nobody(role: Role, able: Iterable[InstanceView], cluster: str | None) -> str:
