@@ -29,12 +29,20 @@ def fresh_prompt(rng: random.Random, tokens: int, vocabulary: int) -> list[int]:
 
 
 async def stream(
-    client: httpx.AsyncClient, model: str, prompt: list[int], max_tokens: int, extension: Mapping[str, Any]
+    client: httpx.AsyncClient,
+    model: str,
+    prompt: list[int],
+    max_tokens: int,
+    extension: Mapping[str, Any],
+    parameters: Mapping[str, Any] | None = None,
 ) -> Stream:
-    """Greedy, to `max_tokens` whatever the model says. Raises BenchError when the answer is an error or has gaps."""
+    """To `max_tokens` whatever the model says, greedily unless `parameters` say otherwise.
+
+    Raises BenchError when the answer is an error or has gaps.
+    """
     body = {
         "model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
-        "stream": True, "pdrelay": {"trace": True, **extension},
+        "stream": True, "pdrelay": {"trace": True, **extension}, **(parameters or {}),
     }  # fmt: skip
     answer = Stream([], [], {})
     started = time.monotonic()
