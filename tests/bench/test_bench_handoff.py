@@ -30,6 +30,7 @@ def test_a_pause_elsewhere_does_not_count_as_the_seams():
     found = seams("catch_up", [stream(gaps, 60)], round_trip=0.03)
     assert found.pause_max == pytest.approx(0.02)
     assert found.elsewhere_p95 > 0.02
+    assert found.elsewhere_within_round_trip == 0.8  # four of five windows
 
 
 def test_the_curve_shows_the_rate_on_both_sides():

@@ -48,6 +48,7 @@ def _seams(found: Sequence[Seams], console: Console) -> None:
         "pause at the seam P50 / P95 / max, ms": lambda s: _ms(s.pause_p50, s.pause_p95, s.pause_max),
         "pause elsewhere P50 / P95, ms": lambda s: _ms(s.elsewhere_p50, s.elsewhere_p95),
         "seams within a round trip and 2 median gaps": lambda s: f"{s.within_round_trip:.1%}",
+        "windows elsewhere within the same": lambda s: f"{s.elsewhere_within_round_trip:.1%}",
         "seams within 1.2 x P95 elsewhere": lambda s: f"{s.within_elsewhere:.1%}",
         "seams within both": lambda s: f"{s.within_both:.1%}",
         "rounds, mean": lambda s: f"{s.rounds_mean:.1f}",

@@ -31,6 +31,7 @@ class Seams(msgspec.Struct, frozen=True, kw_only=True):
     within_round_trip: float  # share of seams whose pause is at most a round trip and twice the median gap
     within_elsewhere: float  # ... at most 1.2 times elsewhere_p95
     within_both: float
+    elsewhere_within_round_trip: float  # share of windows elsewhere as small: what a seam could reach at best
     rounds_mean: float
     relay_extra_tokens_mean: float
     held_back_mean: float
@@ -61,6 +62,7 @@ def seams(mode: str, streams: Sequence[Stream], round_trip: float) -> Seams | No
         within_round_trip=float(within[0].mean()),
         within_elsewhere=float(within[1].mean()),
         within_both=float((within[0] & within[1]).mean()),
+        elsewhere_within_round_trip=float((elsewhere <= limits[0]).mean()) if len(elsewhere) else 0.0,
         rounds_mean=_mean(handed, "handoff_rounds"),
         relay_extra_tokens_mean=_mean(handed, "relay_extra_tokens"),
         held_back_mean=_mean(handed, "held_back"),
