@@ -53,7 +53,12 @@ class Deployment:
 
     def pid(self, name: str) -> int:
         """The part's process, which leads its group."""
-        return self._revived[name].pid if name in self._revived else self.part(name)["pid"]
+        return self._revived[name].pid if name in self._revived else self._started[name]
+
+    @functools.cached_property
+    def _started(self) -> dict[str, int]:
+        """What `up` started: asking again would take longer than a fault may wait."""
+        return {part["name"]: part["pid"] for part in self.parts()}
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Sends a signal to every process of a part."""

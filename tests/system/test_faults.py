@@ -31,6 +31,7 @@ _salts = count()
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
     with running(tmp_path_factory.mktemp("run"), "--emulated", "--wan-rate", "20mbit") as up:
+        up.pid("p-0")  # known before the first fault
         yield up
 
 
