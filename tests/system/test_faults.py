@@ -82,9 +82,13 @@ def returns_to_its_start(deployment: Deployment):
     yield
     wait_until(deployment.healthy, 20, "every role to be served")
     wait_until(lambda: deployment.held() == before, 25, "leases, reservations and transfers to end")
-    again = Request(deployment, prompt("again", 200), 60).result()
-    assert again.error is None
-    assert again.tiers[-1] == "main"
+    wait_until(lambda: _ends_on_main_decode(deployment), 10, "main decode to take over again")
+
+
+def _ends_on_main_decode(deployment: Deployment) -> bool:
+    answer = Request(deployment, prompt("again", 200), 60).result()
+    assert answer.error is None
+    return answer.tiers[-1] == "main"  # on a busy machine a short answer may end before main decode is ready
 
 
 def refused(deployment: Deployment, *fragments: str) -> bool:
