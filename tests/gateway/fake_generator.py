@@ -5,10 +5,19 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from pdrelay.engine.logprobs import Logprobs, Row, pack
-from pdrelay.gateway.base import Finish, GenerationRequest, InstanceState, Serving, Tier, TokenBatch, Trace
+from pdrelay.gateway.base import Finish, GenerationRequest, InstanceState, Serving, Sink, Tier, TokenBatch, Trace
+
+
+@dataclass
+class Diverted:
+    """Tokens that take the short way."""
+
+    index: int
+    ids: list[int]
+
 
 EOS_CAME = Finish("stop", None)
-Step = TokenBatch | asyncio.Event | Exception
+Step = TokenBatch | Diverted | asyncio.Event | Exception
 
 
 @dataclass
@@ -44,6 +53,11 @@ class FakeStream:
         self.cached_tokens = 3
         self.sent: list[int] = []
         self.closed = asyncio.Event()
+        self.sink: Sink | None = None
+        self.diverted = 0
+
+    def divert(self, sink: Sink) -> None:
+        self.sink = sink
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
         end = len(self._script.steps) - 1
@@ -54,6 +68,12 @@ class FakeStream:
                 await step.wait()
                 continue
             self.sent += step.ids
+            if isinstance(step, Diverted):
+                assert self.sink is not None
+                assert self.sink.ready
+                self.sink.take(step.index, step.ids, Tier.MAIN)
+                self.diverted += 1
+                continue
             wanted = self._request.sampling.logprobs
             yield replace(step, logprobs=None if wanted is None else rows(step.ids, wanted), last=place == end)
         self.finish = self._script.finish

@@ -24,7 +24,10 @@ class ScriptedSession:
     def __init__(self, request):
         self.extends = []
         self.request, self.aborted, self.ended, self.takeovers = request, False, False, []
-        self._events = asyncio.Queue()
+        self._listener = None
+
+    def listen(self, listener):
+        self._listener = listener
 
     def takeover(self, ids):
         self.takeovers.append(list(ids))
@@ -33,37 +36,29 @@ class ScriptedSession:
         self.extends.append(list(ids))
 
     def extended(self):
-        self._events.put_nowait(Extended("", 0, 0))
+        self.send(Extended("", 0, 0))
 
     def abort(self):
         self.aborted = self.ended = True
 
-    async def events(self):
-        while True:
-            event = await self._events.get()
-            if isinstance(event, Exception):
-                raise event
-            yield event
-
     def opened(self):
-        self._events.put_nowait(
-            Opened(sid="", cached_tokens=0, loaded_tokens=0, pages_ready=0.0, ready=0.0, prediction=0)
-        )
+        self.send(Opened(sid="", cached_tokens=0, loaded_tokens=0, pages_ready=0.0, ready=0.0, prediction=0))
 
     def tokens(self, index, *ids, last=False, cached=None):
         prefilled = None if cached is None else Prefilled(cached_tokens=cached)
-        self._events.put_nowait(Tokens("", index, list(ids), last, prefilled=prefilled))
+        self.send(Tokens("", index, list(ids), last, prefilled=prefilled))
 
     def finished(self, reason):
         self.ended = True
-        self._events.put_nowait(Finished(sid="", reason=reason))
+        self.send(Finished(sid="", reason=reason))
 
     def send(self, event):
-        self._events.put_nowait(event)
+        if not self.aborted:
+            self._listener.event(event)
 
     def lose(self):
         self.ended = True
-        self._events.put_nowait(EngineUnavailableError("connection lost"))
+        self._listener.lost("connection lost")
 
 
 class ScriptedEngine:

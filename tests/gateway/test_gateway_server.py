@@ -12,10 +12,10 @@ import pytest
 import uvicorn
 import uvloop
 from fake_generator import FakeGenerator, Script, batches
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pdrelay.errors import EngineUnavailableError
 from pdrelay.gateway.app import build_app
+from pdrelay.gateway.direct import DirectProtocol
 from pdrelay.gateway.serve import server_config
 from pdrelay.gateway.text import Text
 
@@ -23,7 +23,7 @@ EOS = 2
 SAID = "the quick 你好 fox"
 
 
-class Recorder(HttpToolsProtocol):
+class Recorder(DirectProtocol):
     """Keeps the sockets that the server accepted."""
 
     accepted: ClassVar[asyncio.Queue[socket.socket]] = asyncio.Queue()

@@ -60,6 +60,18 @@ class EngineStatus(NamedTuple):
     load: Load | None
 
 
+class SessionListener(Protocol):
+    """Takes a session's events in the moment in which they come, in the event loop's own callbacks: must not raise."""
+
+    def event(self, event: SessionEvent) -> None:
+        """The next event."""
+        ...
+
+    def lost(self, message: str) -> None:
+        """The connection is gone; nothing more comes."""
+        ...
+
+
 class EngineSession(Protocol):
     """One live request on an engine, seen from the gateway."""
 
@@ -80,6 +92,10 @@ class EngineSession(Protocol):
 
         Raises EngineUnavailableError when the connection is lost.
         """
+        ...
+
+    def listen(self, listener: SessionListener) -> None:
+        """Tells `listener` all events instead. Called at once after `open`, when none has come."""
         ...
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from pdrelay.engine.base import SessionEvent
+from pdrelay.engine.base import SessionEvent, SessionListener
 from pdrelay.engine.messages import Abort, Extend, Failed, Finished, Takeover, ToEngine
 from pdrelay.errors import EngineUnavailableError
 
@@ -24,6 +24,7 @@ class SessionHandle:
         self._wake = asyncio.Event()
         self._ended = False
         self._lost: str | None = None
+        self._listener: SessionListener | None = None
 
     def extend(self, ids: list[int]) -> None:
         """Sends Extend; nothing when the session has ended."""
@@ -46,17 +47,28 @@ class SessionHandle:
 
     def deliver(self, event: SessionEvent) -> None:
         """An event came from the engine."""
-        self._events.append(event)
-        self._wake.set()
+        if self._listener is not None:
+            self._listener.event(event)
+        else:
+            self._events.append(event)
+            self._wake.set()
         if isinstance(event, Finished | Failed):
             self._end()
 
     def lose(self, detail: str) -> None:
         """The connection is gone: what came before it still comes out, then EngineUnavailableError."""
-        if not self._ended:
-            self._lost = detail
-            self._end()
-            self._wake.set()
+        if self._ended:
+            return
+        self._lost = detail
+        self._end()
+        self._wake.set()
+        if self._listener is not None:
+            self._listener.lost(detail)
+
+    def listen(self, listener: SessionListener) -> None:
+        """Tells `listener` all events, in place of `events`."""
+        assert not self._events, "events came before anybody listened"
+        self._listener = listener
 
     def events(self) -> AsyncIterator[SessionEvent]:
         """The session's events; one consumer. Raises EngineUnavailableError when the connection is lost."""

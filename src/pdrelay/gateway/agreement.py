@@ -123,8 +123,9 @@ class Predictions:
             self._starts.append(index)
             self._makers.append(instance)
         self._tokens += ids
-        for waiting in [place for place in self._waiting if place < len(self._tokens)]:
-            self._compare(waiting, *self._waiting.pop(waiting))
+        if self._waiting:
+            for waiting in [place for place in self._waiting if place < len(self._tokens)]:
+                self._compare(waiting, *self._waiting.pop(waiting))
 
     def predicted(self, index: int, token: int | None, main: str) -> None:
         """`main` would have said `token` at `index`."""

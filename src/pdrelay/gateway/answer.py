@@ -11,11 +11,13 @@ from starlette.types import Receive, Scope, Send
 from pdrelay.errors import PdrelayError
 from pdrelay.gateway.base import Trace
 from pdrelay.gateway.choice import Choice, Piece, merged
+from pdrelay.gateway.direct import Direct, direct_of
 from pdrelay.gateway.frames import DONE, Done, Extras, Frames
 from pdrelay.gateway.logprobs import Position, chat_logprobs, prompt_logprobs, text_logprobs
 from pdrelay.gateway.metrics import Meter
 from pdrelay.gateway.prepare import Wanted
 from pdrelay.gateway.responses import ChoiceLogprobs, Pdrelay, TokenMark, Traces, Usage, usage_of
+from pdrelay.gateway.straight import Straight
 from pdrelay.gateway.text import Text
 from pdrelay.gateway.wire import Wire, while_connected
 
@@ -40,10 +42,19 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers. The body of the request must have been read."""
         wire = Wire(self._id, send)
+        self._take_shortcut(direct_of(scope))
         try:
             await while_connected(self._run(wire), receive)
         finally:
             await self._close(wire.status)
+
+    def _take_shortcut(self, direct: Direct | None) -> None:
+        """Tokens need not come through the iteration when chunks are text alone and no stop string can end them."""
+        (choice, *others), wanted = self._choices, self._wanted
+        output = choice.planned.output
+        if direct is None or others or output.can_stop or not (wanted.stream and wanted.only_text):
+            return
+        choice.divert(Straight(output, self._frames, direct, self._meter))
 
     async def _run(self, wire: Wire) -> None:
         try:

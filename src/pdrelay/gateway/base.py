@@ -114,8 +114,25 @@ class Trace(msgspec.Struct, kw_only=True):
     finished: float | None = None
 
 
+class Sink(Protocol):
+    """Takes tokens that need no decision any more, in the event loop's own callbacks, past the iteration."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes tokens now; otherwise they come by iteration."""
+        ...
+
+    def take(self, index: int, ids: list[int], tier: Tier) -> None:
+        """Tokens `index` and following."""
+        ...
+
+
 class TokenStream(Protocol):
     """The running output of one request. Iterate once, then always `aclose`."""
+
+    def divert(self, sink: Sink) -> None:
+        """From now on tokens may go to `sink` while whoever iterates waits for the next batch; the last never do."""
+        ...
 
     def __aiter__(self) -> AsyncIterator[TokenBatch]:
         """Batches until the natural end. Raises PlacementError, EngineRejectedError, EngineUnavailableError."""

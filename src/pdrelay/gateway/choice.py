@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pdrelay.engine.logprobs import Logprobs
 from pdrelay.errors import EngineError
-from pdrelay.gateway.base import Finish, GenerationRequest, TokenBatch, TokenStream
+from pdrelay.gateway.base import Finish, GenerationRequest, Sink, TokenBatch, TokenStream
 from pdrelay.gateway.logprobs import Position, Speller
 from pdrelay.gateway.output import Ending, Output
 from pdrelay.gateway.responses import Usage, usage_of
@@ -54,6 +54,11 @@ class Choice:
         """Starts the token stream. Raises PlacementError, RequestError."""
         if self._stream is None:
             self._stream = self._start(self.planned.generation)
+
+    def divert(self, sink: Sink) -> None:
+        """Lets tokens go to `sink` past `pieces`. The token stream must have begun."""
+        assert self._stream is not None
+        self._stream.divert(sink)
 
     @property
     def stream(self) -> TokenStream | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from pdrelay.gateway.text import REPLACEMENT
+
+Whole = Callable[[int], str | None]
 
 PRIMER_TOKENS = 8  # of the prompt's end: they decide how the first output token is written
 MAX_PENDING = 256  # bounds the work on an endless run of broken characters
@@ -21,8 +23,17 @@ class Detokeniser:
     go on behind them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        whole: Whole | None = None,
+    ) -> None:
+        """`whole` knows the text of tokens that read the same whatever stands before them."""
+        self._tokenizer, self._skip, self._whole = tokenizer, skip_special_tokens, whole
+        self._stale = False  # the stream does not know the latest tokens
         self._context: list[int] = []  # what was written last; the stream compares with it
         self._pending: list[int] = []  # read, but not written yet
         primer = list(prompt[-PRIMER_TOKENS:])
@@ -31,6 +42,13 @@ class Detokeniser:
 
     def push(self, ids: list[int]) -> str:
         """The text that `ids` complete."""
+        if self._whole is not None and not self._pending:
+            texts = [whole for token in ids if (whole := self._whole(token)) is not None]
+            if len(texts) == len(ids):
+                self._stale = True
+                return texts[0] if len(texts) == 1 else "".join(texts)
+        if self._stale:
+            self._restart([])  # what stood before does not matter with such a tokenizer
         self._pending += ids
         try:
             text: str | None = self._stream.step(self._tokenizer, ids)
@@ -61,7 +79,7 @@ class Detokeniser:
         return self._decode(self._context + self._pending)[len(before) :]
 
     def _restart(self, context: list[int]) -> None:
-        self._context, self._pending = context, []
+        self._context, self._pending, self._stale = context, [], False
         self._stream = DecodeStream(ids=context, skip_special_tokens=self._skip)
 
     def _decode(self, ids: list[int]) -> str:

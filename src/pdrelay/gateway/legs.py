@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pdrelay.engine.base import Engine, SessionEvent
-from pdrelay.engine.messages import Failed, Finished, Open
-from pdrelay.errors import EngineError
+from pdrelay.engine.messages import Open, Tokens
 from pdrelay.gateway.base import Tier
 
 
@@ -28,16 +28,22 @@ class Notice(enum.Enum):
 
 
 class Leg:
-    """One session. Raises EngineUnavailableError when the engine is down at the start."""
+    """One session. Raises EngineUnavailableError when the engine is down at the start.
 
-    def __init__(self, tier: Tier, engine: Engine, request: Open, inbox: Inbox) -> None:
+    Its events go into `inbox`, except for tokens that `shortcut` takes.
+    """
+
+    def __init__(
+        self, tier: Tier, engine: Engine, request: Open, inbox: Inbox, shortcut: Shortcut | None = None
+    ) -> None:
         self.tier, self.instance = tier, engine.instance
         self.opened = False  # prompt computed, ready to extend
         self.known = 0  # output tokens that the engine was told
         self.busy = False  # computes an extend
         self.streaming = False  # told to decode
+        self._inbox, self._shortcut = inbox, shortcut
         self._session = engine.open(request)
-        self._pump = asyncio.create_task(self._deliver(inbox))
+        self._session.listen(self)
 
     def extend(self, tokens: list[int]) -> None:
         """Tells the engine all `tokens` that it does not know yet, to compute their KV."""
@@ -53,17 +59,18 @@ class Leg:
     def close(self) -> None:
         """Ends the session; nothing more comes from it."""
         self._session.abort()
-        self._pump.cancel()
 
-    async def _deliver(self, inbox: Inbox) -> None:
-        try:
-            async for event in self._session.events():
-                inbox.put_nowait((self, event))
-                if isinstance(event, Finished | Failed):
-                    return
-        except EngineError as error:
-            inbox.put_nowait((self, Lost(str(error))))
+    def event(self, event: SessionEvent) -> None:
+        """See SessionListener."""
+        if self._shortcut is None or not isinstance(event, Tokens) or not self._shortcut(self, event):
+            self._inbox.put_nowait((self, event))
+
+    def lost(self, message: str) -> None:
+        """See SessionListener."""
+        self._inbox.put_nowait((self, Lost(message)))
 
 
-Item = tuple[Leg, SessionEvent | Lost] | Notice
+Item = tuple[Leg, SessionEvent | Lost] | Notice | Exception
 Inbox = asyncio.Queue[Item]
+Shortcut = Callable[[Leg, Tokens], bool]
+"""Takes tokens at once, or says that it does not. Must not raise."""

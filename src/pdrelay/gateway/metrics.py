@@ -9,12 +9,12 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     disable_created_metrics,
     generate_latest,
 )
 
 from pdrelay.gateway.base import Tier, TokenBatch, Trace
+from pdrelay.gateway.loop_metrics import LoopCounter, LoopHistogram
 from pdrelay.gateway.parity import CacheParity
 
 # In Prometheus' text format they would be a gauge beside every counter and histogram.
@@ -34,8 +34,8 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"pdrelay_gateway_{name}", text, labels, registry=self.registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"pdrelay_gateway_{name}_seconds", text, buckets=buckets, registry=self.registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> LoopHistogram:
+            return LoopHistogram(f"pdrelay_gateway_{name}_seconds", text, buckets, self.registry)
 
         self.requests = counter(
             "requests",
@@ -46,8 +46,10 @@ class Metrics:
         )
         self.running = Gauge("pdrelay_gateway_requests_running", "Requests under way", registry=self.registry)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests")
-        generated = counter("generation_tokens", "Tokens sent to clients, by the tier that made them", "tier")
-        self.generation_tokens = {tier: generated.labels(tier.value) for tier in Tier}
+        self.generation_tokens = LoopCounter(
+            "pdrelay_gateway_generation_tokens", "Tokens sent to clients, by the tier that made them", "tier",
+            [tier.value for tier in Tier], self.registry,
+        )  # fmt: skip
         self.wan_bytes = counter("wan_bytes", "KV bytes that crossed the wide-area line")
         self.wan_saved_bytes = counter("wan_saved_bytes", "KV bytes that the far side held already")
         self.prefill_hits = counter("prefill_hit_tokens", "Prompt tokens that prefill did not have to compute")
@@ -98,18 +100,22 @@ class Meter:
 
     def batch(self, batch: TokenBatch, choice: int = 0) -> None:
         """Takes note of tokens that are about to be sent."""
+        self.tokens(batch.index, len(batch.ids), batch.tier, choice)
+
+    def tokens(self, index: int, count: int, tier: Tier, choice: int = 0) -> None:
+        """Takes note of `count` tokens from `index` on that are about to be sent."""
         now, metrics = time.monotonic(), self._metrics
         last = self._last.get(choice)
         if last is None:
             metrics.first.observe(now - self._arrival)
         else:
             metrics.gap.observe(now - last[0])
-            if last[1] is Tier.RELAY and batch.tier is Tier.MAIN:
+            if last[1] is Tier.RELAY and tier is Tier.MAIN:
                 metrics.handoff_gap.observe(now - last[0])
-        if batch.index <= 1 < batch.index + len(batch.ids):
+        if index <= 1 < index + count:
             metrics.second.observe(now - self._arrival)
-        metrics.generation_tokens[batch.tier].inc(len(batch.ids))
-        self._last[choice] = now, batch.tier
+        metrics.generation_tokens.counts[tier.value] += count
+        self._last[choice] = now, tier
 
     def end(self, status: int, traces: Sequence[Trace]) -> None:
         """Takes note of the end; `traces` are those of the choices, as far as they can be had."""

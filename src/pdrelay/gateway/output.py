@@ -42,6 +42,11 @@ class Output:
         return self._written + len(self._held)
 
     @property
+    def can_stop(self) -> bool:
+        """Whether a stop string may end the output."""
+        return self._matcher is not None
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string ended the output."""
         return self._matcher is not None and self._matcher.matched is not None

@@ -205,7 +205,12 @@ class Preparer:
         if eos is not None and not sampling.ignore_eos:
             stop_ids.add(eos)
         return Output(
-            Detokeniser(self._text.backend, generation.prompt, skip_special_tokens=request.skip_special_tokens),
+            Detokeniser(
+                self._text.backend,
+                generation.prompt,
+                skip_special_tokens=request.skip_special_tokens,
+                whole=self._text.whole,
+            ),
             stop=stop_strings(request),
             stop_ids=frozenset(stop_ids),
             min_tokens=sampling.min_tokens,

@@ -19,7 +19,7 @@ from pdrelay.engine.logprobs import Logprobs
 from pdrelay.engine.messages import Extended, Failed, Finished, Open, Opened, Tokens
 from pdrelay.errors import EngineRejectedError, EngineUnavailableError
 from pdrelay.gateway.agreement import Predictions
-from pdrelay.gateway.base import Finish, GenerationRequest, Tier, TokenBatch, Trace
+from pdrelay.gateway.base import Finish, GenerationRequest, Sink, Tier, TokenBatch, Trace
 from pdrelay.gateway.handoff import Handoff, Terms
 from pdrelay.gateway.legs import Inbox, Item, Leg, Lost, Notice
 from pdrelay.gateway.pacing import Pacer
@@ -66,6 +66,8 @@ class RequestRun:
         self._pages_lost = False  # while prefill runs: then it must run again
         self._transfer = PageTransfer(route, pages, request.request_id)
         self._closed = False
+        self._sink: Sink | None = None
+        self._idle = False  # the iteration waits for an event, and tokens of main decode change nothing
         placement = route.placement
         self._trace = Trace(
             pipeline=placement.pipeline.value,
@@ -95,13 +97,42 @@ class RequestRun:
         """The next event, None when it is time to look again without one."""
         due = self._pacer.due
         if due is None and not (self._relay is not None and self._main_is_ready()):
-            return await self._inbox.get()
+            self._idle = self._sink is not None and self._main_decodes_alone()
+            try:
+                return await self._inbox.get()
+            finally:
+                self._idle = False
         wait = REVIEW_SECONDS if due is None else min(max(due - self._now(), 0.0), REVIEW_SECONDS)
         try:
             async with asyncio.timeout(wait):
                 return await self._inbox.get()
         except TimeoutError:
             return None
+
+    def divert(self, sink: Sink) -> None:
+        """See TokenStream."""
+        self._sink = sink
+
+    def _main_decodes_alone(self) -> bool:
+        """Nothing is left to decide: all further tokens are main decode's."""
+        alone = self._relay is None and self._prefill is None and not self._transfer.open
+        handing_over = self._handed_off and self._trace.handoff_done is None
+        return alone and self._main_is_ready() and not handing_over and self._trace.second_token is not None
+
+    def _shortcut(self, leg: Leg, event: Tokens) -> bool:
+        """Gives tokens to the sink, past all queues, if the outcome is the same."""
+        sink, splice = self._sink, self._splice
+        if not self._idle or sink is None or leg is not self._main or event.last or event.logprobs is not None:
+            return False
+        if event.index != len(splice.tokens) or not sink.ready or not self._inbox.empty():
+            return False
+        try:
+            splice.append(event.ids, Tier.MAIN)
+            self._predictions.made(event.index, event.ids, leg.instance)
+            sink.take(event.index, event.ids, Tier.MAIN)
+        except Exception as error:  # it would end the engine's connection: the request alone must fail
+            self._inbox.put_nowait(error)
+        return True
 
     def notify(self, notice: Notice) -> None:
         """Tells the request of something outside its legs."""
@@ -149,7 +180,7 @@ class RequestRun:
         direct = self._relay is None and not self._trace.relay_instance
         takes_over = direct and not self.route.agreement.wants(self.route.main.instance)
         request = self._open(Tier.MAIN, await_names, takes_over=takes_over)
-        self._main = Leg(Tier.MAIN, self.route.main, request, self._inbox)
+        self._main = Leg(Tier.MAIN, self.route.main, request, self._inbox, self._shortcut)
 
     def _open_main_beside_relay(self) -> None:
         self._main_again = self._now() + MAIN_RETRY_SECONDS
@@ -184,6 +215,8 @@ class RequestRun:
         if isinstance(item, Notice):
             self._notified(item)
             return None
+        if isinstance(item, Exception):
+            raise item
         leg, event = item
         if leg not in (self._prefill, self._relay, self._main):
             return None  # a leg that was given up

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uvicorn
 from starlette.types import ASGIApp
 
+from pdrelay.gateway.direct import DirectProtocol
+
 KEEP_ALIVE = 75  # seconds; longer than the connection pools of common clients and proxies keep an idle connection
 
 
@@ -19,7 +21,7 @@ def server_config(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
         host=host,
         port=port,
         loop="uvloop",
-        http="httptools",
+        http=DirectProtocol,
         ws="none",
         lifespan="off",
         access_log=False,

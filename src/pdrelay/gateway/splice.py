@@ -18,6 +18,11 @@ class Splice:
         self.tokens: list[int] = []
         self.made_by: dict[Tier, int] = dict.fromkeys(Tier, 0)
 
+    def append(self, ids: list[int], tier: Tier) -> None:
+        """Takes `ids`, which are known to follow."""
+        self.tokens += ids
+        self.made_by[tier] += len(ids)
+
     def accept(
         self, index: int, ids: list[int], tier: Tier, limit: int | None = None, logprobs: Logprobs | None = None
     ) -> TokenBatch | None:
@@ -35,6 +40,5 @@ class Splice:
         fresh = ids[part] if end > start else []
         if not fresh:
             return None
-        self.tokens += fresh
-        self.made_by[tier] += len(fresh)
+        self.append(fresh, tier)
         return TokenBatch(start, fresh, tier, logprobs and logprobs[part])

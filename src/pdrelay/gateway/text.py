@@ -6,13 +6,13 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from pdrelay.errors import ConfigError, RequestError
 from pdrelay.gateway.defaults import Defaults, load_defaults, load_vocab_size
@@ -44,6 +44,11 @@ class Text:
         self._takes_parts = self._template is not None and self._renders_parts()
         self._space = _leading_space(self.backend)
         self.piece = functools.lru_cache(PIECES)(self._piece)
+        self._special = frozenset(self.backend.get_added_tokens_decoder())
+        # Byte-level decoders only join bytes: a token of whole characters has one text wherever it stands.
+        self.whole: Callable[[int], str | None] | None = None
+        if isinstance(self.backend.decoder, decoders.ByteLevel):
+            self.whole = functools.lru_cache(None)(self._whole)
         self.max_token_chars = max(map(len, self.backend.get_vocab()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -54,6 +59,13 @@ class Text:
         """The text of `ids`, special tokens included."""
         text: str = self._tokenizer.decode(ids)
         return text
+
+    def _whole(self, token: int) -> str | None:
+        """The text of a token of whole characters; None for all others and for added ones."""
+        if token in self._special:
+            return None
+        text: str = self.backend.decode([token], skip_special_tokens=False)
+        return text if text and REPLACEMENT not in text else None
 
     def _piece(self, token: int) -> str:
         """The text of one token by itself."""
