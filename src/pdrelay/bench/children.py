@@ -108,6 +108,8 @@ async def started(
 ) -> AsyncIterator[Child]:
     """Runs `python -m module` as long as the context is open, in a network namespace if one is named.
 
+    `module` may be the path of a script.
+
     Its standard error goes to a file in `logs`. Raises BenchError when it cannot be started.
     """
     command = [sys.executable, "-m", __name__, str(os.getpid()), module, *arguments]
@@ -169,7 +171,11 @@ def _main() -> None:
     if os.getppid() != parent:
         sys.exit(1)  # it died before the call above
     sys.argv[:] = [module, *sys.argv[3:]]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module.endswith(".py"):
+        sys.path.insert(0, str(Path(module).parent))
+        runpy.run_path(module, run_name="__main__")
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ COMMANDS = {
     "serve": "Play a workload on any OpenAI endpoint: latencies from the moment at which a request was due.",
     "handoff": "Hand requests over from relay to main decode: pauses that a reader sees, and what the switch costs.",
     "transfer": "Move KV between two depots, beside other tools and beside the published measurement.",
+    "gateway": "Relay token streams through the gateway, beside other gateways and routers.",
     "codec": "Encode the KV of a real model for slow lines: ratio, speed, effect on output.",
 }
 """Benchmark to its line in `pdrelay bench --help`; the code is in `pdrelay.cli.bench.<name>`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -12,6 +13,7 @@ from rich.console import Console
 from pdrelay.bench import signals
 
 Progress = Callable[[str], None]
+_IN_CHECKOUT = Path("benchmarks", "peers")
 FILE_COLUMNS = 160  # of tables that go into a file or a pipe
 
 
@@ -62,3 +64,9 @@ def given(context: click.Context) -> list[str]:
             for each in value if isinstance(value, tuple) else (value,):
                 found += [parameter.opts[0]] if each is True else [parameter.opts[0], str(each)]
     return found
+
+
+def default_peers() -> Path:
+    """Below the working directory, or in the checkout that this package is part of."""
+    checkout = Path(__file__).resolve().parents[4] / _IN_CHECKOUT
+    return checkout if checkout.is_dir() and not _IN_CHECKOUT.is_dir() else _IN_CHECKOUT

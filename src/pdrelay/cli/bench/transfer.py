@@ -10,8 +10,6 @@ import click
 if TYPE_CHECKING:
     from pdrelay.bench.settings import Carrier, Settings
 
-_IN_CHECKOUT = Path("benchmarks", "peers")
-
 
 @click.command("transfer")
 @click.option("--only", "parts", multiple=True, type=click.Choice(["throughput", "shaped", "table2"]),
@@ -77,6 +75,7 @@ def _settings(
     """Checks what click cannot. Raises ConfigError."""
     from pdrelay.bench.settings import CARRIERS, PARTS, Settings, Shape
     from pdrelay.cli.bench.options import parsed
+    from pdrelay.cli.bench.running import default_peers
     from pdrelay.cluster.units import parse_rate, parse_size, parse_time
 
     parsed("--line-rate", further["line_rate"], parse_rate, least=1e3)
@@ -87,7 +86,7 @@ def _settings(
         soak=soak or 0,
         shape=shape,
         size=parsed("--size", size, parse_size, least=shape.page_bytes),
-        peers=peers or _default_peers(),
+        peers=peers or default_peers(),
         carriers=carriers or CARRIERS,
         **further,
     )
@@ -95,9 +94,3 @@ def _settings(
         small = min(settings.size, max(32 << 20, shape.page_bytes))
         settings = settings._replace(size=small, rounds=5, line_seconds=0.5, duration=min(settings.duration, 3.0))
     return settings
-
-
-def _default_peers() -> Path:
-    """Below the working directory, or in the checkout that this package is part of."""
-    checkout = Path(__file__).resolve().parents[4] / _IN_CHECKOUT
-    return checkout if checkout.is_dir() and not _IN_CHECKOUT.is_dir() else _IN_CHECKOUT

@@ -1,0 +1,1 @@
+"""How a gateway relays token streams: load, engines and peers of `pdrelay bench gateway`."""
