@@ -13,9 +13,6 @@ from pdrelay.depot.grants import NOWHERE, Place
 from pdrelay.depot.index import Index
 from pdrelay.depot.page import Page
 
-MAX_RUN = 1 << 20
-"""Bytes of a run, if its parts are smaller: the receiver checks a run while the processor's cache holds it."""
-
 
 @dataclass(slots=True)
 class Wanted:
@@ -232,7 +229,7 @@ class Outbox:
         while ready and taken < room:
             first = (ready & -ready).bit_length() - 1
             length = (~(ready >> first) & (ready >> first) + 1).bit_length() - 1
-            count = min(length, max(1, min(room - taken, MAX_RUN) // page.layout.part_bytes))
+            count = min(length, max(1, (room - taken) // page.layout.part_bytes))
             run = FlyingRun(sending, page, wanted, page.epoch, first, count)
             self._index.hold(page)
             runs.append(run)
