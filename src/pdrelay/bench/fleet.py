@@ -22,6 +22,7 @@ SENDER, RECEIVER = "host-a", "host-b"
 READY_SECONDS = 20.0
 
 Encryption = Literal["tls", "control"]
+Transport = Literal["tcp", "nixl"]
 
 
 class Route(NamedTuple):
@@ -46,6 +47,7 @@ class LinkOptions(NamedTuple):
     rtt: str = "1ms"
     encryption: Encryption = "tls"
     schedule: ScheduleName = "srpt"
+    transport: Transport = "tcp"
 
 
 class Site(NamedTuple):
@@ -157,4 +159,8 @@ def _config(home: Path, tls: Path, route: Route, link: LinkOptions, arena: int) 
     if link.encryption != "tls":
         yield f'encryption = "{link.encryption}"'
     yield f'control = {{ {RECEIVER} = "{route.control}" }}'
-    yield f'bulk = {{ {RECEIVER} = "{route.bulk}" }}'
+    if link.transport == "nixl":
+        yield 'transport = "nixl"'
+        yield 'nixl_env = { UCX_TLS = "tcp", UCX_NET_DEVICES = "lo" }'  # as the peer: else UCX takes shared memory
+    else:
+        yield f'bulk = {{ {RECEIVER} = "{route.bulk}" }}'

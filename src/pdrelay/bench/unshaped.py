@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
 
 import msgspec
 
 from pdrelay.bench import fleet
-from pdrelay.bench.contestants import Contestant, OurLink, Peer, bare_loop
+from pdrelay.bench.contestants import Contestant, MissingPeerError, OurLink, Peer, bare_loop
 from pdrelay.bench.settings import Place, Progress, Settings
 from pdrelay.bench.throughput import Entry, Row, compare, ready
 from pdrelay.cluster.ports import free_addresses
+from pdrelay.depot.nixl.agent import BUILDS
 
 PEERS = ("iperf3", "nixl", "mooncake")
 """Names of the peers' scripts."""
@@ -34,19 +36,25 @@ async def throughput(settings: Settings, place: Place, progress: Progress) -> Th
     """Our link, plain and with TLS, beside the bare loop and the peers."""
     size = settings.shape.pages(settings.size) * settings.shape.page_bytes
     loop = partial(bare_loop, connections=settings.connections, chunk=settings.chunk, size=size, logs=place.home)
+    clear, tls = fleet.LinkOptions(encryption="control"), fleet.LinkOptions()
     entries = [
-        Entry("pdrelay, plain", partial(_our_link, "plain", settings, place, "control"), "bare loop, plain"),
+        Entry(
+            "pdrelay, plain",
+            partial(_our_link, "plain", settings, place, clear),
+            "bare loop, plain",
+        ),
         Entry("bare loop, plain", partial(loop, "bare-plain", memory=size, tls=None), ""),
         Entry(
             "bare loop through one buffer, plain", partial(loop, "hot-plain", memory=0, tls=None), "bare loop, plain"
         ),
-        Entry("pdrelay, TLS", partial(_our_link, "tls", settings, place, "tls"), "bare loop, TLS"),
+        Entry("pdrelay, TLS", partial(_our_link, "tls", settings, place, tls), "bare loop, TLS"),
         Entry("bare loop, TLS", partial(loop, "bare-tls", memory=size, tls=place.certificates), ""),
         Entry(
             "bare loop through one buffer, TLS",
             partial(loop, "hot-tls", memory=0, tls=place.certificates),
             "bare loop, TLS",
         ),
+        Entry("pdrelay over NIXL", partial(_our_link_over_nixl, settings, place), "nixl"),
         *(Entry(name, partial(_peer, settings, name, size), "bare loop, plain") for name in PEERS),
     ]
     rows = await compare(entries, settings.rounds, progress)
@@ -57,15 +65,20 @@ def _peer(settings: Settings, name: str, size: int) -> AbstractAsyncContextManag
     return ready(Peer(settings.peers / f"{name}.py", settings.connections, settings.chunk, size))
 
 
+def _our_link_over_nixl(settings: Settings, place: Place) -> AbstractAsyncContextManager[Contestant]:
+    if not any(map(find_spec, BUILDS)):
+        raise MissingPeerError("NIXL is not installed: pip install 'pdrelay[nixl]'")
+    return _our_link("over-nixl", settings, place, fleet.LinkOptions(transport="nixl"))
+
+
 @asynccontextmanager
 async def _our_link(
-    name: str, settings: Settings, place: Place, encryption: fleet.Encryption
+    name: str, settings: Settings, place: Place, options: fleet.LinkOptions
 ) -> AsyncIterator[Contestant]:
     shape, pages = settings.shape, settings.shape.pages(settings.size)
     sender, receiver = free_addresses(2)
-    options = fleet.LinkOptions(connections=settings.connections, encryption=encryption)
     route = fleet.Route(sender, receiver, receiver, receiver)
-    arena = arena_for(settings, pages)
+    arena, options = arena_for(settings, pages), options._replace(connections=settings.connections)
     async with fleet.running(name, place, route, options, shape.contract, arena) as depots:
         yield OurLink(depots, pages, shape.page_bytes)
 
