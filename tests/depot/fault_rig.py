@@ -123,7 +123,7 @@ class Rig:
         self.p.site.hub.subscribe(self._hear)
 
     async def up(self) -> None:
-        await until(lambda: self.p.site.hub.links_up().get("d", False), 20)
+        await until(lambda: self.p.site.hub.links.up().get("d", False), 20)
 
     def _hear(self, event: DepotEvent) -> None:
         if isinstance(event, LinkState):

@@ -162,5 +162,5 @@ class World:
         p, d = await self.site("p"), await self.site("d", pages_there)
         line = await self.line(d)
         p.link("d", line.address)
-        await until(lambda: p.hub.links_up().get("d", False))
+        await until(lambda: p.hub.links.up().get("d", False))
         return p, d, line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import sys
@@ -161,6 +162,7 @@ async def test_two_processes_transfer_and_end_without_a_trace(fleet: Fleet) -> N
     table = await shown(fleet, 0, "--host", "d")
     assert "decode" in table
     assert "80.0 %" in table
+    assert re.search(r"^p +d +tcp\b", await shown(fleet, 0, "--host", "p"), re.MULTILINE)
     assert await fleet.stop("p") == 0
     assert await fleet.stop("d", signal.SIGINT) == 0
     assert "d: " in await shown(fleet, 1)

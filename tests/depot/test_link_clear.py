@@ -23,7 +23,7 @@ async def joined(world: World, encryption: str, **route: object) -> tuple[Site, 
     line = await world.line(d)
     line.watched_for = (PART,)
     p.link("d", f"127.0.0.1:{d.listener.port}", line.address, **{"encryption": encryption} | route)
-    await until(lambda: p.hub.links_up().get("d", False))
+    await until(lambda: p.hub.links.up().get("d", False))
     return p, d, line
 
 
@@ -41,7 +41,7 @@ async def test_kv_crosses_the_line_as_the_link_says(world: World, encryption: st
     p, d, line = await joined(world, encryption)
     await send(p, d)
     assert (PART in line.seen) is readable
-    assert p.hub.link_paths() == {"d": "tcp" if encryption == "tls" else "tcp in clear"}
+    assert p.hub.links.paths() == {"d": "tcp" if encryption == "tls" else "tcp in clear"}
     p.hub.end("x")
     await until(lambda: p.idle() and d.idle())
 
@@ -59,7 +59,7 @@ async def test_a_broken_connection_in_clear_gets_a_secret_of_its_own(world: Worl
     line.cut_after = 1_000_000
     await send(p, d)
     assert line.cut_after is None
-    assert p.hub.links_up() == {"d": True}
+    assert p.hub.links.up() == {"d": True}
 
 
 @pytest.mark.parametrize(("here", "there"), [("tls", ["p"]), ("control", [])])
@@ -78,7 +78,7 @@ async def test_a_resumed_transfer_sends_only_what_is_missing(world: World, encry
     d = await world.site("d", clear=["p"] if encryption == "control" else [])
     line = await world.line(d)
     p.link("d", line.address, encryption=encryption, rate=20e6)
-    await until(lambda: p.hub.links_up().get("d", False))
+    await until(lambda: p.hub.links.up().get("d", False))
     before = line.passed
     line.cut_after = before + SIZE // 2
     await send(p, d)

@@ -130,6 +130,8 @@ async def test_pages_cross_in_fewer_bytes_and_say_what_they_are(world: World, na
     assert there.lossy_pages == (0 if name == "zstd" else 12)
     assert f'link_encode_wire_bytes_total{{depot="p",to="d",codec="{name}"}} {stats.wire}\n' in render(p.hub)
     assert f'link_decode_payload_bytes_total{{depot="d",from="p",codec="{name}"}} {stats.sent}\n' in render(d.hub)
+    ratio = round(stats.sent / stats.wire, 2)
+    await until(lambda: any(estimate.ratio == ratio for estimate in p.hub.links.estimates.values()))
     await end([p, d])
 
 
@@ -181,7 +183,7 @@ async def test_hostile_encodings_are_dropped_counted_and_wanted_again(world: Wor
     await send(p, "d", pages)
     await run(lambda: require_close(d, pages, name))
     assert d.hub.stats().corrupt_parts >= 5
-    assert p.hub.links_up() == {"d": True}
+    assert p.hub.links.up() == {"d": True}
     await end([p, d])
 
 
@@ -216,7 +218,7 @@ async def test_a_lossy_codec_is_refused_where_heads_are_not_known(
     world: World, there: KVContract, reason: str, end: str
 ) -> None:
     p, d, _ = await joined(world, "fp8")
-    await until(lambda: p.hub.links_up() == {"d": True})
+    await until(lambda: p.hub.links.up() == {"d": True})
     await (p if end == "sender" else d).engine("odd", there)
     detail = await refusal(p)
     assert "link.codec: 'fp8" in detail

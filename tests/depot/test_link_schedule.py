@@ -20,7 +20,7 @@ PACE = 4e6
 async def paced(world: World, **route: object) -> tuple[Site, Site]:
     p, d = await world.site("p", 160), await world.site("d", 160)
     p.link("d", f"127.0.0.1:{d.listener.port}", **{"rate": PACE} | route)
-    await until(lambda: p.hub.links_up().get("d", False))
+    await until(lambda: p.hub.links.up().get("d", False))
     await d.engine("decode")
     return p, d
 
@@ -104,7 +104,7 @@ async def test_the_line_is_measured_and_told(world: World) -> None:
     await until(lambda: bool(told) and told[-1].lanes == 2 and told[-1].queued == 0)
     assert 0 < told[-1].base_rtt <= told[-1].rtt
     assert told[-1].tcp_rtt > 0
-    assert p.hub.link_estimates["d"] == told[-1]
+    assert p.hub.links.estimates["d"] == told[-1]
     lines = render(p.hub).splitlines()
     assert 'pdrelay_depot_link_connections{depot="p",to="d"} 2' in lines
     assert 'pdrelay_depot_link_queued_bytes{depot="p",to="d",class="live"} 0' in lines

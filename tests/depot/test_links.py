@@ -79,7 +79,7 @@ async def test_bytes_that_are_lost_behind_a_proxy_are_sent_again(
     await until(lambda: line.passed >= before + 3 * SHAPE.page_bytes)
     line.silent = False
     await until(lambda: p.hub.senders.stats("x").delivered)
-    assert p.hub.links_up() == {"d": True}
+    assert p.hub.links.up() == {"d": True}
     p.hub.end("x")
     await run(lambda: prefill.release("r"))
     await until(lambda: p.idle() and d.idle())
@@ -97,7 +97,7 @@ async def test_one_broken_bulk_connection_does_not_take_the_link_down(world: Wor
     await control.transfer(Transfer(xfer="x", names=pages, to="d"))
     await until(lambda: p.hub.senders.stats("x").delivered, 20)
     assert line.cut_after is None
-    assert p.hub.links_up() == {"d": True}
+    assert p.hub.links.up() == {"d": True}
     await control.end("x")
     await until(lambda: p.idle() and d.idle())
 
@@ -164,9 +164,9 @@ async def test_a_peer_of_another_authority_or_name_is_refused(world: World, tmp_
     d, p, q = await world.site("d"), await world.site("p"), await world.site("q")
     address = f"127.0.0.1:{d.listener.port}"
     p.link("d", address, tls=stranger)
-    await until(lambda: p.hub.links_up().get("d") is False)
+    await until(lambda: p.hub.links.up().get("d") is False)
     q.link("p", address)  # it is d that answers
-    await until(lambda: q.hub.links_up().get("p") is False)
+    await until(lambda: q.hub.links.up().get("p") is False)
     control = connect_control(address, client_context(stranger, "gateway"), "d")
     with pytest.raises(DepotUnavailableError):
         await control.ready(0.5)
@@ -181,7 +181,7 @@ async def test_garbage_does_no_harm(world: World) -> None:
             sock.sendall(data)
     control = await d.control()
     assert (await control.stats()).transfers == 0
-    assert p.hub.links_up() == {"d": True}
+    assert p.hub.links.up() == {"d": True}
 
 
 async def test_a_peer_that_falls_silent_is_taken_for_dead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,9 +193,9 @@ async def test_a_peer_that_falls_silent_is_taken_for_dead(world: World, monkeypa
     await until(lambda: line.passed > before + 1000)  # some pings and their answers
     assert events == [LinkState("d", True, path="tcp")]
     line.silent = True
-    await until(lambda: p.hub.links_up() == {"d": False})
+    await until(lambda: p.hub.links.up() == {"d": False})
     line.silent = False
-    await until(lambda: p.hub.links_up() == {"d": True})
+    await until(lambda: p.hub.links.up() == {"d": True})
 
 
 async def test_a_failed_accept_is_not_the_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

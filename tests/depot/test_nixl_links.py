@@ -23,7 +23,7 @@ async def run(work: Callable[[], object]) -> None:
 
 
 def linked(p: Site) -> bool:
-    return p.hub.links_up().get("d", False)
+    return p.hub.links.up().get("d", False)
 
 
 async def joined(world: World, pages_there: int = 64) -> tuple[Site, Site]:

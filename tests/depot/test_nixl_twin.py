@@ -93,7 +93,7 @@ class DirectLink(MemoryLink):
         source.on_contracts[id(self)] = lambda: self.send(messages.Contracts(source.own_contracts))
         self.lanes.open()
         source.senders.link_up(target.name)
-        source.link_state(LinkState(target.name, True))
+        source.links.state(LinkState(target.name, True))
 
     def cut(self) -> None:
         self.run(self._cut, turns=0)

@@ -72,7 +72,7 @@ async def test_many_transfers_over_a_long_line_are_not_given_up(tmp_path: Path, 
         await line.start(3e6, 0.2)
         stack.push_async_callback(line.aclose)
         p.link("d", line.control, line.bulk, connections=4, rate=3e6, rtt=0.2)
-        await until(lambda: p.hub.links_up().get("d", False))
+        await until(lambda: p.hub.links.up().get("d", False))
         states: list[LinkState] = []
         p.hub.subscribe(lambda event: states.append(event) if isinstance(event, LinkState) else None)
         states.clear()  # as it is

@@ -100,17 +100,17 @@ async def test_parts_whose_certificates_expired_come_back_when_they_are_rotated(
     await until(lambda: datetime.now(UTC) > ends)
     assert "pdrelay_depot_certificate_expiry_seconds" in render(d.hub, world.tls / "d.pem")
     assert certs.expiry_of(world.tls / "d.pem").seconds() < 0
-    assert p.hub.links_up() == {"d": True}, "what is up stays up"
+    assert p.hub.links.up() == {"d": True}, "what is up stays up"
     line.cut()
     for connection in list(d.listener._connections.open):
         connection.close()
-    await until(lambda: p.hub.links_up() == {"d": False} and control.trouble != "")
+    await until(lambda: p.hub.links.up() == {"d": False} and control.trouble != "")
     details = []
     p.hub.subscribe(lambda event: details.append(getattr(event, "detail", "")))
     await until(lambda: any("certificate" in detail for detail in details) or "certificate" in control.trouble)
     monkeypatch.undo()
     certs.ensure(world.tls, PARTS, rotate=True)
-    await until(lambda: p.hub.links_up() == {"d": True} and control.trouble == "", 20)
+    await until(lambda: p.hub.links.up() == {"d": True} and control.trouble == "", 20)
 
 
 def test_the_context_of_an_event_loop_is_the_present_one_too(tmp_path: Path) -> None:

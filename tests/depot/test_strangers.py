@@ -209,7 +209,7 @@ async def test_a_reader_of_events_that_falls_behind_starts_anew(
     async with asyncio.timeout(10):
         while not isinstance(event := await anext(events), Forgotten):
             assert isinstance(event, LinkState)
-    site.hub.link_state(LinkState("elsewhere", True))
+    site.hub.links.state(LinkState("elsewhere", True))
     async with asyncio.timeout(10):
         while await anext(events) != LinkState("elsewhere", True):
             pass

@@ -37,6 +37,12 @@ def test_a_line_is_what_the_file_says_until_it_was_measured() -> None:
     assert view(lines) == LinkView(10e6, 0.02)
 
 
+def test_a_codec_lets_more_kv_through() -> None:
+    lines = Lines(DEPLOYMENT)
+    lines.estimate("a1", msgspec.structs.replace(FOUND, ratio=1.5))
+    assert view(lines).rate == 7.5e6
+
+
 def test_hosts_of_a_cluster_share_the_line() -> None:
     lines = Lines(DEPLOYMENT)
     lines.estimate("a1", FOUND)

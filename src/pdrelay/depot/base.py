@@ -200,6 +200,7 @@ class LinkEstimate(msgspec.Struct, frozen=True, kw_only=True, tag="estimate"):
     to: str
     rate: float  # bytes per second, delivered while something waited; the configured one before it was measured
     measured: bool  # whether `rate` is
+    ratio: float = 1.0  # bytes of KV for each of these: more than 1 with a codec
     rtt: float  # seconds, of a message of a few bytes there and back, smoothed
     base_rtt: float  # seconds, without queueing
     tcp_rtt: float = 0.0  # seconds, the kernel's smoothed one over the bulk connections; 0 where it knows none
@@ -261,6 +262,13 @@ class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
     errors: int = 0
 
 
+class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A link to another depot."""
+
+    state: LinkState
+    estimate: LinkEstimate | None  # None: it was never up
+
+
 class DepotStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters that must return to their start when all requests have ended: leases, reservations, transfers."""
 
@@ -282,6 +290,7 @@ class DepotStats(msgspec.Struct, frozen=True, kw_only=True):
     reserve_waits: int  # reservations refused for want of room
     disk: DiskStats
     use: dict[str, Use]  # by engine instance, since the depot started
+    links: dict[str, LinkStats]  # by the depot that each leads to
 
 
 class DepotControl(Protocol):

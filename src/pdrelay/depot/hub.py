@@ -5,7 +5,6 @@ One thread owns a hub. The server calls it from its event loop, the in-memory tw
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -18,8 +17,6 @@ from pdrelay.depot.base import (
     Forgotten,
     Leased,
     Leases,
-    LinkEstimate,
-    LinkState,
     PageKind,
     Part,
     Removed,
@@ -34,6 +31,7 @@ from pdrelay.depot.disk import Disk, NoDisk
 from pdrelay.depot.inbox import Inbox
 from pdrelay.depot.index import Index
 from pdrelay.depot.late import LateWriters
+from pdrelay.depot.link_book import LinkBook
 from pdrelay.depot.page import Changes, Page
 from pdrelay.depot.payload import LinkCodecs
 from pdrelay.depot.receiving import Receivers
@@ -42,8 +40,6 @@ from pdrelay.depot.tiers import DiskTier
 from pdrelay.depot.waiters import HeldPages, Waiter, Waiters
 from pdrelay.errors import ArenaFullError, ContractError
 from pdrelay.kv.contract import KVContract
-
-logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 5.0
 """How long the transfers of a gateway whose connection broke wait for it to come back."""
@@ -79,9 +75,8 @@ class Hub:
         self.senders = Senders(self.index, self.contracts, self.emit, self.intact, self.tier)
         self.receivers = Receivers(self.index, self.contracts, self.held, self.inbox, self.tier)
         self.on_contracts: dict[int, Callable[[], None]] = {}
-        self._link_states: dict[str, LinkState] = {}
+        self.links = LinkBook(self.emit)
         self.cut_connections: list[Counter[str]] = []  # of each listener, by reason
-        self.link_estimates: dict[str, LinkEstimate] = {}  # of each link that was up, the last
         self._subscribers: dict[int, Callable[[DepotEvent], None]] = {}
         self._ids = count(1)
         self.late = LateWriters(self.index)
@@ -284,6 +279,7 @@ class Hub:
             reserve_waits=self.index.reserve_waits + self.receivers.waits,
             disk=self.tier.stats(),
             use=dict(self._use),
+            links=self.links.stats(),
         )
 
     # Other depots
@@ -310,26 +306,6 @@ class Hub:
         self.receivers.pump()
         self.settle()
 
-    def link_state(self, state: LinkState) -> None:
-        """A link came up or went down."""
-        if self._link_states.get(state.to) != state:
-            self._link_states[state.to] = state
-            logger.info("link to depot %s %s", state.to, "is up" if state.up else f"is down: {state.detail}")
-            self.emit(state)
-
-    def link_estimate(self, estimate: LinkEstimate) -> None:
-        """What a link can carry changed."""
-        self.link_estimates[estimate.to] = estimate
-        self.emit(estimate)
-
-    def links_up(self) -> dict[str, bool]:
-        """Every link that was tried, by the depot it leads to."""
-        return {to: state.up for to, state in self._link_states.items()}
-
-    def link_paths(self) -> dict[str, str]:
-        """What payload takes on every link that is up, by the depot it leads to."""
-        return {to: state.path for to, state in self._link_states.items() if state.up}
-
     def _contracts_changed(self) -> None:
         self.settle()
         self.receivers.pump()
@@ -347,10 +323,8 @@ class Hub:
         for holder, names in holdings.items():
             for start in range(0, len(names), NAMES_AT_ONCE):  # no frame so long that it looks like silence
                 tell(Stored(holder, names[start : start + NAMES_AT_ONCE]))
-        for state in self._link_states.values():
-            tell(state)
-        for estimate in self.link_estimates.values():
-            tell(estimate)
+        for event in self.links.events():
+            tell(event)
         subscription = next(self._ids)
         self._subscribers[subscription] = tell
         return subscription

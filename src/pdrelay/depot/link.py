@@ -90,7 +90,7 @@ class DepotLink:
     @property
     def rate(self) -> float:
         """See Peer."""
-        return self._line.rate
+        return self._line.rate * self._encoder.ratio
 
     @property
     def rtt(self) -> float:
@@ -217,10 +217,10 @@ class DepotLink:
         """Tells the link's estimate to subscribers, unless it is as it was."""
         senders, to = self._hub.senders, self._route.depot
         queued, background = (senders.queued(to, background=background) for background in (False, True))
-        estimate = self._monitor.estimate(queued, background)
+        estimate = self._monitor.estimate(queued, background, round(self._encoder.ratio, 2))
         if estimate != self._told:
             self._told = estimate
-            self._hub.link_estimate(estimate)
+            self._hub.links.estimate(estimate)
 
     async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hub = self._hub
@@ -251,7 +251,7 @@ class DepotLink:
         self._pings.clear()
         self._lanes.open()
         hub.senders.link_up(route.depot)
-        hub.link_state(LinkState(route.depot, True, path=self._lanes.path))
+        hub.links.state(LinkState(route.depot, True, path=self._lanes.path))
         logger.info("link to depot %s: payload by %s", route.depot, self._lanes.path)
         hub.settle()
 
@@ -266,7 +266,7 @@ class DepotLink:
         hub.contracts.leave(self._holder)
         if was_up:
             hub.senders.link_down(to, hub.clock())
-        hub.link_state(LinkState(to, False, detail))
+        hub.links.state(LinkState(to, False, detail))
         hub.settle()
         return was_up
 

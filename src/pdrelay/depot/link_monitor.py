@@ -43,13 +43,17 @@ class LinkMonitor:
         if fresh:
             self._loss += (lost / fresh - self._loss) / LOOKS
 
-    def estimate(self, queued: int, background: int) -> LinkEstimate:
-        """The link now; `queued` and `background` are the bytes that each class has left to send."""
+    def estimate(self, queued: int, background: int, ratio: float) -> LinkEstimate:
+        """The link now; `queued` and `background` are the bytes that each class has left to send.
+
+        `ratio` is of bytes of KV to bytes on the line.
+        """
         rtts = [info.rtt for info in self._connections]
         return LinkEstimate(
             to=self._to,
             rate=self._line.rate,
             measured=self._line.measured,
+            ratio=ratio,
             rtt=self._line.rtt,
             base_rtt=self._line.base_rtt,
             tcp_rtt=sum(rtts) / len(rtts) if rtts else 0.0,

@@ -66,13 +66,13 @@ class MemoryLink:
             target.peer_contracts(f"peer:{source.name}", source.own_contracts)
             source.peer_contracts(f"peer:{target.name}", target.own_contracts)
         except ContractError as error:
-            source.link_state(LinkState(target.name, False, str(error)))
+            source.links.state(LinkState(target.name, False, str(error)))
             return
         self.up = True
         source.on_contracts[id(self)] = lambda: self.send(messages.Contracts(source.own_contracts))
         target.receivers.peer_up(source.name, self._back.append)
         source.senders.link_up(target.name)
-        source.link_state(LinkState(target.name, True))
+        source.links.state(LinkState(target.name, True))
 
     def cut(self) -> None:
         """The line breaks; everything under way is lost."""
@@ -85,7 +85,7 @@ class MemoryLink:
             source.senders.link_down(target.name, source.clock())
             target.receivers.peer_down(source.name, target.clock())
             target.settle()
-            source.link_state(LinkState(target.name, False, "cut"))
+            source.links.state(LinkState(target.name, False, "cut"))
 
     def mend(self) -> None:
         """The line comes back."""

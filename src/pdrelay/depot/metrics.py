@@ -95,17 +95,17 @@ def _lines(hub: Hub) -> Iterator[str]:
     yield from _use_lines(stats.use, label)
     yield "# HELP pdrelay_depot_link_up Whether the link to another depot is up."
     yield "# TYPE pdrelay_depot_link_up gauge"
-    for to, up in hub.links_up().items():
+    for to, up in hub.links.up().items():
         yield f'pdrelay_depot_link_up{{{label},to="{to}"}} {int(up)}'
     yield "# HELP pdrelay_depot_link_info What payload takes on a link that is up."
     yield "# TYPE pdrelay_depot_link_info gauge"
-    for to, path in hub.link_paths().items():
+    for to, path in hub.links.paths().items():
         yield f'pdrelay_depot_link_info{{{label},to="{to}",transport="{path.split()[0]}",path="{path}"}} 1'
     yield "# HELP pdrelay_depot_cut_connections_total Control connections that this depot ended, by what was wrong."
     yield "# TYPE pdrelay_depot_cut_connections_total counter"
     for reason, count in sum(hub.cut_connections, Counter[str]()).items():
         yield f'pdrelay_depot_cut_connections_total{{{label},reason="{reason}"}} {count}'
-    yield from link_lines(hub.link_estimates, label)
+    yield from link_lines(hub.links.estimates, label)
     yield from _codec_lines(hub, label)
 
 

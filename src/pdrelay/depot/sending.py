@@ -48,7 +48,7 @@ class Peer(Protocol):
 
     @property
     def rate(self) -> float:
-        """Bytes per second of the line, measured as soon as can be."""
+        """Bytes of KV per second that the line carries, measured as soon as can be."""
         ...
 
     @property

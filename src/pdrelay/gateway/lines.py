@@ -55,7 +55,7 @@ class Lines:
             return configured._replace(down=self._trouble(*ends))
         return LinkView(
             # Hosts share the line: it carries at least what the fastest of them got, and all of their queues.
-            rate=max(found.rate for found in measured),
+            rate=max(found.rate * found.ratio for found in measured),
             rtt=min(found.base_rtt for found in measured),
             down=self._trouble(*ends),
             queued=sum(found.queued for found in measured),

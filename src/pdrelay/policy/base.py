@@ -47,7 +47,7 @@ class InstanceView(NamedTuple):
 class LinkView(NamedTuple):
     """The line between two clusters, as it was last measured, or as it is configured until then."""
 
-    rate: float  # bytes per second
+    rate: float  # bytes of KV per second
     rtt: float  # seconds
     down: str = ""  # why it carries nothing now; empty while it works
     queued: float = 0.0  # bytes that live transfers still have to send

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pdrelay.depot.asking import Answer
+    from pdrelay.depot.base import LinkEstimate
 
     Answers = dict[str, Answer]
+
+TEXTS = {"depot", "engine", "disk tier", "link to", "payload by"}
+"""Columns that hold words."""
 
 
 @click.command("stats")
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, by host.")
 @click.pass_context
 def command(ctx: click.Context, config: Path | None, run_dir: Path | None, host: str | None, as_json: bool) -> None:
-    """Show pages, leases, transfers and hit rates by tier of running depots.
+    """Show pages, leases, transfers, links and hit rates by tier of running depots.
 
     Depots of this machine are asked over their Unix socket, others over TLS with a certificate of the deployment
     file's directory. Exit code 1 when a depot does not answer.
@@ -58,6 +63,9 @@ def _print(answers: Answers) -> None:
     console.print(_holdings(answers))
     console.print()
     console.print(_traffic(answers))
+    if any(answer.stats is not None and answer.stats.links for answer in answers.values()):
+        console.print()
+        console.print(_links(answers))
     if any(answer.stats is not None and answer.stats.disk.state != "none" for answer in answers.values()):
         console.print()
         console.print(_disks(answers))
@@ -96,6 +104,27 @@ def _traffic(answers: Answers) -> Table:
     return table
 
 
+def _links(answers: Answers) -> Table:
+    """Where each depot sends, by what path, and what the line carries."""
+    table = _table("depot", "link to", "payload by", "Mbit/s", "rtt ms", "sent again", "codec ratio", "queued", "busy")
+    for host, answer in answers.items():
+        for to, link in (answer.stats.links if answer.stats is not None else {}).items():
+            path = link.state.path if link.state.up else f"down: {link.state.detail}"
+            table.add_row(host, to, path, *(_estimate_cells(link.estimate) if link.estimate is not None else ()))
+    return table
+
+
+def _estimate_cells(found: LinkEstimate) -> Iterator[str]:
+    from pdrelay.cluster.units import size_text
+
+    yield f"{found.rate * 8 / 1e6:.1f}" if found.measured else f"({found.rate * 8 / 1e6:.1f})"  # as configured
+    yield f"{found.rtt * 1e3:.1f}"
+    yield f"{100 * found.loss:.2f} %"
+    yield f"{found.ratio:.2f}"
+    yield size_text(found.queued + found.queued_background)
+    yield f"{100 * found.busy:.0f} %"
+
+
 def _disks(answers: Answers) -> Table:
     from pdrelay.cluster.units import size_text
 
@@ -127,7 +156,5 @@ def _table(*columns: str) -> Table:
 
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(
-            column, justify="left" if column in ("depot", "engine", "disk tier") else "right", overflow="fold"
-        )
+        table.add_column(column, justify="left" if column in TEXTS else "right", overflow="fold")
     return table
