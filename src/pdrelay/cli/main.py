@@ -26,6 +26,7 @@ COMMANDS = {
     "engine": "Run one engine instance, or print its command line.",
     "certs": "Make a fleet's certificate authority, certificates and key.",
     "profile": "Measure a running instance and the lines; write a profile file.",
+    "plan": "Find the best deployment for a workload, prices, lines and service levels.",
     "simulate": "Run a workload through a deployment that need not exist.",
     "reproduce": "Compare published figures with those that we obtain.",
     "bench": "Measure: transfers between depots, beside other tools in the same run.",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +15,7 @@ import msgspec.inspect
 from pdrelay.errors import ConfigError
 
 T = TypeVar("T")
+Table = dict[str, object]
 
 
 def read(path: Path) -> dict[str, object]:
@@ -31,6 +34,23 @@ def value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def table(header: str, entries: Table) -> Iterator[str]:
+    """Lines of a table with its `[header]`, an empty line before it."""
+    yield ""
+    yield header
+    for key, entry in entries.items():
+        yield f"{key} = {text_of(entry)}"
+
+
+def text_of(entry: object) -> str:
+    """TOML of strings, numbers, truth values, lists and inline tables."""
+    if isinstance(entry, dict):
+        return "{ " + ", ".join(f"{key} = {text_of(each)}" for key, each in entry.items()) + " }"
+    if isinstance(entry, list):
+        return "[" + ", ".join(map(text_of, entry)) + "]"
+    return json.dumps(entry, ensure_ascii=False)  # the escapes of JSON strings are TOML's
 
 
 def convert(path: Path, raw: dict[str, object], kind: type[T]) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import erf, exp, log, sqrt
 from typing import Self
@@ -31,12 +31,12 @@ class Lengths:
     output: Array
 
     @classmethod
-    def of(cls, prompt: Sequence[float], cached: Sequence[float], output: Sequence[float]) -> Self:
+    def of(cls, prompt: npt.ArrayLike, cached: npt.ArrayLike, output: npt.ArrayLike) -> Self:
         """Equally likely requests. Raises ConfigError when there is none."""
-        if not len(prompt):
-            raise ConfigError("workload: found no request, expected at least 1")
-        count = len(prompt)
         arrays = [np.asarray(values, dtype=np.float64) for values in (prompt, cached, output)]
+        count = len(arrays[0])
+        if not count:
+            raise ConfigError("workload: found no request, expected at least 1")
         return cls(np.full(count, 1 / count), *arrays)
 
     @property
@@ -60,17 +60,36 @@ class Lengths:
         """All hit rates `factor` times as high, but below the whole prompt."""
         return replace(self, cached=np.minimum(self.cached * factor, np.maximum(self.prompt - 1, 0.0)))
 
-    def quantiles(self, count: int, seed: int) -> list[tuple[int, int, int]]:
-        """`count` requests (prompt, cached, output) that follow the points without luck: strata, in random order."""
+    def coarse(self, count: int) -> Self:
+        """At most `count` points: neighbours by uncached length are taken together."""
+        if self.count <= count:
+            return self
+        order = np.argsort(self.uncached(), kind="stable")
+        weight = self.weight[order]
+        cell = np.minimum((np.cumsum(weight) - weight / 2) * count, count - 1).astype(int)
+        total: Array = np.bincount(cell, weight, count).astype(np.float64)
+        kept = total > 0
+        means = [np.bincount(cell, weight * values[order], count)[kept] / total[kept]
+                 for values in (self.prompt, self.cached, self.output)]  # fmt: skip
+        return replace(self, weight=total[kept], prompt=means[0], cached=means[1], output=means[2])
+
+    def random_draws(self, seed: int) -> Iterator[tuple[int, int, int]]:
+        """Independent requests (prompt, cached, output) without end."""
+        return self.draws(seed, 1)
+
+    def draws(self, seed: int, block: int = 64) -> Iterator[tuple[int, int, int]]:
+        """Requests (prompt, cached, output) without end and almost without luck: each `block` of them has one of each
+        stratum of the uncached lengths, in random order."""
         random = np.random.default_rng(seed)
         order = np.argsort(self.uncached(), kind="stable")
-        place = (np.arange(count) + 0.5) / count
-        chosen = order[np.searchsorted(np.cumsum(self.weight[order]), place).clip(max=self.count - 1)]
-        chosen = random.permutation(chosen)
-        prompt = np.maximum(np.rint(self.prompt[chosen]), 1)
-        cached = np.clip(np.rint(self.cached[chosen]), 0, prompt - 1)
-        output = np.maximum(np.rint(self.output[chosen]), 1)
-        return [(int(p), int(c), int(o)) for p, c, o in zip(prompt, cached, output, strict=True)]
+        edges = np.cumsum(self.weight[order])
+        while True:
+            place = (random.permutation(block) + random.random(block)) / block
+            chosen = order[np.searchsorted(edges, place).clip(max=self.count - 1)]
+            prompt = np.maximum(np.rint(self.prompt[chosen]), 1)
+            cached = np.clip(np.rint(self.cached[chosen]), 0, prompt - 1)
+            output = np.maximum(np.rint(self.output[chosen]), 1)
+            yield from ((int(p), int(c), int(o)) for p, c, o in zip(prompt, cached, output, strict=True))
 
 
 def lognormal(mu: float, sigma: float, shortest: float, longest: float, output: float) -> Lengths:

@@ -11,18 +11,26 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pdrelay.cluster.topology import Role
-from pdrelay.perf.arrays import kv_sizes, prefill_times
 from pdrelay.perf.batch import Decoding, batch_at
 from pdrelay.perf.lengths import Array
-from pdrelay.perf.queueing import NO_WAIT, Stream, Wait, average, percentile, share_within, wait
-from pdrelay.plan.loads import Loads
+from pdrelay.perf.queueing import NO_WAIT, PLACED, Stream, Wait, average, percentile, share_within, wait
+from pdrelay.plan.loads import Loads, PrefillLoad
 from pdrelay.plan.problem import Plan, Pool
-from pdrelay.plan.rates import cluster_capacity, counts_of, decode_batch, remote_clusters
+from pdrelay.plan.rates import cluster_size, clusters, counts_of, decode_batch
+from pdrelay.plan.relaying import after_prefill, relay_of, work_with_relays
 
 STANDARD = (0.5, 0.9, 0.99)
+
+
+class Queue(NamedTuple):
+    """A prefill pool: the weight of each point there, seconds of its prefill, the wait."""
+
+    pool: Pool
+    weight: Array
+    seconds: Array
+    wait: Wait
 
 
 class Times(NamedTuple):
@@ -42,57 +50,40 @@ class Latency:
 
     def __init__(self, loads: Loads, plan: Plan, index: int = 0) -> None:
         self.loads, self.plan, self.index = loads, plan, index
-        problem = loads.problem
-        lengths = problem.lengths
-        here = problem.cached_share(plan.main)
-        self._goes = lengths.uncached(here) > plan.threshold
-        self._missing = np.maximum(lengths.prompt - here * lengths.cached, 0.0)
-        self._low = lengths.cached * here < plan.hit_threshold * lengths.prompt
+        self._goes = loads.goes(index)
+        self._low = loads.low(plan.hit_threshold)
         self._prefills = counts_of(plan, Role.PREFILL)
-        self._pools = {p.name: p for p in problem.pools}
+        self._clusters = clusters(loads, plan, index)
+        shares = {name: share / loads.offloaded[index] for name, share in self._clusters if name != plan.main}
+        self._work = work_with_relays(loads, plan, shares, index)
 
-    def waiting(self, rate: float) -> list[tuple[Pool, Array, Array, Wait]]:
-        """Every prefill pool in use: its share of each point, seconds of each point's prefill, the wait."""
+    def waiting(self, rate: float) -> list[Queue]:
+        """Every prefill pool in use."""
         found = []
-        for cluster, weight, share in self._clusters():
-            pools = [p for p in self.loads.problem.pools if p.cluster == cluster and p.name in self._prefills]
-            load = [self.loads.prefill[p.name] for p in pools]
-            powers = [float(self._prefills[p.name]) / max(float(each.seconds[self.index]), 1e-12)
-                      for p, each in zip(pools, load, strict=True)]  # fmt: skip
-            for pool, each, power in zip(pools, load, powers, strict=True):
-                part = power / sum(powers)
-                arriving = rate * share * part
-                queue = wait(arriving, float(self._prefills[pool.name]), float(each.seconds[self.index]),
-                             float(each.square[self.index]))  # fmt: skip
-                found.append((pool, weight * part, self._seconds(pool), queue))
-        return found
-
-    def _clusters(self) -> list[tuple[str, Array, float]]:
-        """Clusters that prefill, the weight of each point there, their share of all requests."""
         weight = self.loads.problem.lengths.weight
-        found = []
-        stays = float(self.loads.local[self.index])
-        if stays > 1e-12:
-            found.append((self.plan.main, weight * ~self._goes, stays))
-        goes = float(self.loads.offloaded[self.index])
-        names = remote_clusters(self.loads) if goes > 1e-12 else []
-        able = [float(cluster_capacity(self.loads, name, self._prefills)[self.index]) for name in names]
-        for name, power in zip(names, able, strict=True):
-            if power:
-                part = power / sum(able)
-                found.append((name, weight * self._goes * part, goes * part))
+        for cluster, share in self._clusters:
+            here = ~self._goes if cluster == self.plan.main else self._goes
+            side = float(weight @ here)
+            names = [name for name in self._prefills if self.loads.pool(name).cluster == cluster]
+            powers = {name: float(self._prefills[name]) / max(float(self._load(name).seconds[self.index]), 1e-12)
+                      for name in names}  # fmt: skip
+            for name, power in powers.items():
+                part = power / sum(powers.values()) * share
+                load = self._load(name)
+                queue = wait(rate * part, float(self._prefills[name]), float(load.seconds[self.index]),
+                             float(load.square[self.index]), PLACED)  # fmt: skip
+                points = weight * here * (part / side) if side else np.zeros_like(weight)
+                found.append(Queue(self.loads.pool(name), points, self.loads.seconds[name], queue))
         return found
 
-    def _seconds(self, pool: Pool) -> Array:
-        lengths = self.loads.problem.lengths
-        share = self.loads.problem.cached_share(pool.cluster)
-        return prefill_times(pool.profile, lengths.uncached(share), share * lengths.cached)
+    def _load(self, name: str) -> PrefillLoad:
+        return self.loads.prefill[name]
 
     # ---- first token ----
 
     def first(self, rate: float) -> list[Stream]:
         """Wait and prefill; `rate` 0 gives the paper's definition, prefill alone."""
-        return [Stream(weight, seconds, queue) for _, weight, seconds, queue in self.waiting(rate)]
+        return [Stream(each.weight, each.seconds, each.wait) for each in self.waiting(rate)]
 
     # ---- second token ----
 
@@ -101,57 +92,45 @@ class Latency:
         step, slot = self.decode(rate)
         streams = []
         for pool, weight, seconds, queue in self.waiting(rate):
-            after = np.zeros_like(seconds)
-            if pool.cluster != self.plan.main:
-                after = self._line(pool, rate, seconds)
-                relayed = self._relayed(pool.cluster)
-                after = np.where(relayed, np.minimum(after, self._relay_step(pool.cluster)), after)
             joined = Wait(max(queue.busy, slot.busy), queue.mean + slot.average) if slot.busy else queue
-            streams.append(Stream(weight, seconds + after + step, joined))
+            if pool.cluster == self.plan.main:
+                streams.append(Stream(weight, seconds + step, joined))
+                continue
+            after = self._after(pool, rate)
+            relayed, relay_step = self._relayed(pool.cluster, weight, after, rate)
+            streams.append(Stream(weight * (1 - relayed), seconds + after + step, joined))
+            if relayed.any():
+                streams.append(Stream(weight * relayed, seconds + np.minimum(after, relay_step), queue))
         return streams
 
-    def _line(self, pool: Pool, rate: float, seconds: Array) -> Array:
+    def _after(self, pool: Pool, rate: float) -> Array:
         """Seconds from the end of prefill until the KV is there, of each point."""
         wire = self.loads.problem.wire(pool.cluster, self.plan.main)
-        if wire is None:
-            return np.zeros_like(seconds)
-        size = kv_sizes(pool.profile, self._missing) * wire.wire_ratio
-        share = next((s for name, _, s in self._clusters() if name == pool.cluster), 0.0)
-        mean = float(self.loads.prefill[pool.name].size[self.index]) * wire.wire_ratio
-        used = rate * share * mean / min(wire.rate, wire.connections * wire.connection_rate)
-        if used >= 1:
-            return np.full_like(seconds, math.inf)
-        # Transfers share the line: each is slowed down by what the others use, wherever its own cap does not bind.
-        speed = min(wire.rate * (1 - used), wire.connection_rate)
-        last = np.minimum(size, (pool.profile.kv_per_token * pool.profile.prefill_chunk + pool.profile.kv_fixed)
-                          * wire.wire_ratio)  # fmt: skip
-        hidden = seconds * (1 - np.divide(last, size, out=np.ones_like(size), where=size > 0))
-        after: Array = np.maximum(last / speed, size / speed - hidden) + wire.rtt / 2
-        return after
+        share = next((share for name, share in self._clusters if name == pool.cluster), 0.0)
+        size = cluster_size(self.loads, pool.cluster, self._prefills, self.index)
+        used = rate * share * size / wire.usable if wire is not None else 0.0
+        return after_prefill(pool, wire, self.loads.missing, self.loads.seconds[pool.name], used)
 
-    def _relayed(self, cluster: str) -> npt.NDArray[np.bool_]:
-        able = any(self.plan.of(p.name, Role.RELAY) for p in self.loads.problem.pools if p.cluster == cluster)
-        return self._low & able
-
-    def _relay_step(self, cluster: str) -> float:
-        """A step of a half full relay."""
-        steps = []
-        for pool in self.loads.problem.pools:
-            if pool.cluster == cluster and self.plan.of(pool.name, Role.RELAY):
-                batch = max(1, pool.profile.max_num_seqs // 2)
-                steps.append(pool.profile.decode_step_seconds(batch, batch * self.loads.decoding.context))
-        return min(steps, default=0.0)
+    def _relayed(self, cluster: str, weight: Array, after: Array, rate: float) -> tuple[Array, float]:
+        """The part of each point that a relay serves: all low hits while it has room."""
+        relay = relay_of(self.loads, self.plan, cluster)
+        if relay is None:
+            return np.zeros_like(weight), 0.0
+        held = rate * float(weight @ np.where(self._low, np.minimum(after, 1e6), 0.0))
+        room = min(1.0, relay.slots / held) if held else 1.0
+        relayed: Array = np.where(self._low, room, 0.0)
+        return relayed, relay.step
 
     # ---- decode ----
 
     def decode(self, rate: float) -> tuple[float, Wait]:
         """Seconds of a decode step at `rate`, and the wait for a slot."""
         step, slots, occupied = 0.0, 0.0, 0.0
-        work = self.loads.decoding
+        work = self._work
         if not work.steps:
             return 0.0, NO_WAIT
         decodes = counts_of(self.plan, Role.DECODE)
-        pools = [self._pools[name] for name in decodes if self._pools[name].cluster == self.plan.main]
+        pools = [self.loads.pool(name) for name in decodes if self.loads.pool(name).cluster == self.plan.main]
         powers = [float(decodes[p.name]) * _power(p, work, decode_batch(self.loads, p.name)) for p in pools]
         for pool, power in zip(pools, powers, strict=True):
             part = power / sum(powers) if sum(powers) else 0.0
@@ -182,7 +161,7 @@ class Latency:
         """Sequences that a decode instance runs on average."""
         step, _ = self.decode(rate)
         instances = sum(float(n) for n in counts_of(self.plan, Role.DECODE).values())
-        return rate * self.loads.decoding.steps * step / instances if instances else 0.0
+        return rate * self._work.steps * step / instances if instances else 0.0
 
     def keeps(self, rate: float) -> bool:
         """Whether the promise is kept at `rate`."""

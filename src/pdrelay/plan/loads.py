@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pdrelay.cluster.topology import Role
 from pdrelay.perf.arrays import kv_sizes, prefill_times
@@ -30,27 +31,51 @@ class Loads:
     def __init__(self, problem: Problem, main: str, thresholds: Array, mode: Mode = "distribution") -> None:
         self.problem, self.main, self.mode = problem, main, mode
         self.thresholds = thresholds
+        self._pools = {pool.name: pool for pool in problem.pools}
         lengths = problem.lengths
         here = problem.cached_share(main)
         self._parted = Parted(lengths.uncached(here), lengths.weight, thresholds)
         self.offloaded, self.local = self._parted.goes, self._parted.stays
-        self._missing = np.maximum(lengths.prompt - here * lengths.cached, 0.0)
+        self.missing = np.maximum(lengths.prompt - here * lengths.cached, 0.0)
+        """Tokens whose KV main decode lacks, of each point."""
+        self._here = lengths.uncached(here)
+        self.seconds: dict[str, Array] = {}
+        """Seconds of each point's prefill, by pool."""
         self.prefill = {p.name: self._prefill(p) for p in problem.pools if Role.PREFILL in p.roles}
         self.decoding = decoding(lengths, mode)
+        self.remote = [c for c in problem.clusters(Role.PREFILL) if c != main and problem.wire(c, main) is not None]
+        """Clusters that can prefill for the main one."""
         self.offloaded_length = self._parted.mean_of_go(lengths.uncached(here))
         self.local_length = self._parted.mean_of_stay(lengths.uncached(here))
+
+    def pool(self, name: str) -> Pool:
+        """The pool called `name`."""
+        return self._pools[name]
+
+    def goes(self, index: int) -> npt.NDArray[np.bool_]:
+        """Points that are offloaded."""
+        goes: npt.NDArray[np.bool_] = self._here > self.thresholds[index]
+        return goes
+
+    def low(self, hit_threshold: float) -> npt.NDArray[np.bool_]:
+        """Points whose hit rate at main decode is below H."""
+        lengths = self.problem.lengths
+        low: npt.NDArray[np.bool_] = (
+            self.problem.cached_share(self.main) * lengths.cached < hit_threshold * lengths.prompt
+        )
+        return low
 
     def _prefill(self, pool: Pool) -> PrefillLoad:
         lengths = self.problem.lengths
         share = self.problem.cached_share(pool.cluster)
         uncached, cached = lengths.uncached(share), share * lengths.cached
         mean = self._parted.mean_of_stay if pool.cluster == self.main else self._parted.mean_of_go
-        times = prefill_times(pool.profile, uncached, cached)
+        times = self.seconds[pool.name] = prefill_times(pool.profile, uncached, cached)
         if self.mode == "representative":
             seconds = prefill_times(pool.profile, mean(uncached), mean(cached))
-            size = kv_sizes(pool.profile, mean(self._missing))
+            size = kv_sizes(pool.profile, mean(self.missing))
         else:
-            seconds, size = mean(times), mean(kv_sizes(pool.profile, self._missing))
+            seconds, size = mean(times), mean(kv_sizes(pool.profile, self.missing))
         return PrefillLoad(seconds, mean(times**2), size)
 
 

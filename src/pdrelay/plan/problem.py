@@ -107,6 +107,20 @@ class Plan(NamedTuple):
         return self.counts.get((pool, role), 0)
 
 
+def holding(problem: Problem) -> list[Pool]:
+    """Pools whose instances hold the longest request."""
+    longest = float((problem.lengths.prompt + problem.lengths.output).max()) + 1
+    return [pool for pool in problem.pools if pool.profile.capacity_tokens >= longest]
+
+
+def settled(problem: Problem, plan: Plan) -> Plan:
+    """With the threshold that its instances imply where only one side prefills."""
+    sides = {pool.cluster == plan.main for pool in problem.pools if plan.of(pool.name, Role.PREFILL)}
+    if len(sides) != 1:
+        return plan
+    return plan._replace(threshold=LOCAL_ONLY if sides == {True} else 0.0)
+
+
 def price_of(problem: Problem, counts: Counts) -> float:
     """Of all instances for an hour, without egress."""
     prices = {pool.name: pool.price for pool in problem.pools}

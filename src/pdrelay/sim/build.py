@@ -25,7 +25,7 @@ from pdrelay.workload.choice import Load, choose
 
 def scenario_of(file: ScenarioFile, base: Path) -> Scenario:
     """The deployment; paths in `file` are relative to `base`. Raises ConfigError naming the key that does not fit."""
-    profiles = _profiles(file.profile, base)
+    profiles = profiles_of(file.profile, base)
     settings = file.policy
     return Scenario(
         instances=tuple(_instances(file, profiles)),
@@ -61,7 +61,8 @@ def load_of(file: ScenarioFile, base: Path, *, skip_bad: bool = False) -> Load:
 # ---- profiles ----
 
 
-def _profiles(tables: list[ProfileTable], base: Path) -> dict[str, InstanceProfile]:
+def profiles_of(tables: list[ProfileTable], base: Path) -> dict[str, InstanceProfile]:
+    """The profiles of a file's tables by name; paths are relative to `base`. Raises ConfigError."""
     profiles: dict[str, InstanceProfile] = {}
     for table in tables:
         profile = _profile(table, profiles, base)

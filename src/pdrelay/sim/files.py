@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -133,10 +134,14 @@ def find(name: str) -> Path:
 
 def read(path: Path, changes: list[str] | None = None) -> ScenarioFile:
     """Reads and checks a scenario; `changes` such as `line.0.rate=1gbit` are made before. Raises ConfigError."""
-    raw = toml.read(path)
-    for change in changes or []:
+    return toml.convert(path, changed(toml.read(path), changes or []), ScenarioFile)
+
+
+def changed(raw: Raw, changes: Sequence[str]) -> Raw:
+    """`raw` with each `KEY=VALUE` made in it. Raises ConfigError."""
+    for change in changes:
         _change(raw, change)
-    return toml.convert(path, raw, ScenarioFile)
+    return raw
 
 
 def _change(raw: Raw, text: str) -> None:

@@ -145,11 +145,18 @@ class Simulation:
 
     def place(self, request: Request) -> tuple[Placement, dict[str, int]]:
         """Asks the policy; also the prompt tokens that each instance holds. Raises PlacementError."""
-        held = self.index.held(request, self._holders)
+        held = self._held(request)
         view = RequestView(prompt_tokens=request.prompt, held=held, kv_bytes_per_token=self._bytes_per_token)
         policy = self.scenario.policy
         self._policy_state, placement = policy.place(self._policy_state, view, self.snapshot(), self.events.now)
         return placement, held
+
+    def _held(self, request: Request) -> dict[str, int]:
+        held = self.index.held(request, self._holders)
+        if request.cached < 0 or not self.scenario.cached:
+            return held
+        share = self.scenario.cached
+        return {name: int(n * share.get(self.instances[name].cluster, 1.0)) for name, n in held.items()}
 
     def snapshot(self) -> Snapshot:
         """The deployment as a policy sees it."""

@@ -20,6 +20,7 @@ class Series(NamedTuple):
     name: str
     points: Sequence[Point]
     dashed: bool = False
+    marks: bool = False  # a dot at each point
     dots: bool = False
 
 
@@ -33,7 +34,9 @@ class Axis(NamedTuple):
 
 
 def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
-    """An SVG element with axes, ticks and a legend. Points that are not finite, or not above 0 on a log axis, go."""
+    """An SVG element with axes, ticks and a legend. Points that are not finite, outside of an axis, or not
+    above 0 on a log axis, are left out.
+    """
     drawn = [line._replace(points=[p for p in line.points if _usable(p, x, y)]) for line in series]
     drawn = [line for line in drawn if line.points]
     if not drawn:
@@ -85,7 +88,11 @@ class _Scale:
 
 def _usable(point: Point, x: Axis, y: Axis) -> bool:
     return all(
-        math.isfinite(value) and (value > 0 or not axis.logarithmic) for value, axis in zip(point, (x, y), strict=True)
+        math.isfinite(value)
+        and (value > 0 or not axis.logarithmic)
+        and (axis.least is None or value >= axis.least - 1e-9)
+        and (axis.most is None or value <= axis.most + 1e-9)
+        for value, axis in zip(point, (x, y), strict=True)
     )
 
 
@@ -93,9 +100,13 @@ def _path(line: Series, number: int, across: _Scale, up: _Scale) -> str:
     if line.dots:
         dots = "".join(f'<circle cx="{across(a):.1f}" cy="{up(b):.1f}" r="2"/>' for a, b in line.points)
         return f'<g fill="{_colour(number)}" fill-opacity="0.6">{dots}</g>'
-    points = " ".join(f"{across(a):.1f},{up(b):.1f}" for a, b in line.points)
+    places = [(across(a), up(b)) for a, b in line.points]
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dash = ' stroke-dasharray="5 4"' if line.dashed else ""
-    return f'<polyline fill="none" stroke="{_colour(number)}" stroke-width="1.6"{dash} points="{points}"/>'
+    path = f'<polyline fill="none" stroke="{_colour(number)}" stroke-width="1.6"{dash} points="{points}"/>'
+    if not line.marks:
+        return path
+    return path + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_colour(number)}"/>' for x, y in places)
 
 
 def _ticks(across: _Scale, up: _Scale, x: Axis, y: Axis) -> list[str]:

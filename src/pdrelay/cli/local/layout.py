@@ -5,12 +5,12 @@ dc-a: gateway, host-a with prefill p-0 and relay rld-0      dc-b: host-b with ma
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from pdrelay.cluster import toml
 from pdrelay.cluster.ports import free_addresses
 from pdrelay.cluster.units import parse_time
 from pdrelay.errors import ConfigError
@@ -90,33 +90,30 @@ def deployment_text(settings: Settings, model: Demo, places: Places) -> str:
     return "\n".join(_lines(settings, model, places)) + "\n"
 
 
-Table = dict[str, object]
-
-
 def _lines(settings: Settings, model: Demo, places: Places) -> Iterable[str]:
-    yield f"fleet_key_file = {_value(str(places.certificates / 'fleet.key'))}"
-    yield from _table("[model]", {
+    yield f"fleet_key_file = {toml.text_of(str(places.certificates / 'fleet.key'))}"
+    yield from toml.table("[model]", {
         "name": model.name, "path": str(model.path),
         "max_model_len": 8192, "dtype": settings.dtype,
     })  # fmt: skip
-    yield from _table("[gateway]", {
+    yield from toml.table("[gateway]", {
         "cluster": "dc-a", "listen": f"127.0.0.1:{settings.port}", "debug": settings.debug,
     })  # fmt: skip
-    yield from _table("[tls]", {"directory": str(places.certificates)})
-    yield from _table("[policy]", {"name": settings.policy})
+    yield from toml.table("[tls]", {"directory": str(places.certificates)})
+    yield from toml.table("[policy]", {"name": settings.policy})
     for cluster in ("dc-a", "dc-b"):
-        yield from _table("[[cluster]]", {"name": cluster})
-    yield from _table("[[host]]", {
+        yield from toml.table("[[cluster]]", {"name": cluster})
+    yield from toml.table("[[host]]", {
         "name": "host-a", "cluster": "dc-a", "socket": str(places.sockets / "host-a.sock"),
         "listen": places.depot_a, "metrics": places.depot_a_metrics,
     })  # fmt: skip
-    yield from _table("[[host]]", {
+    yield from toml.table("[[host]]", {
         "name": "host-b", "cluster": "dc-b", "socket": str(places.sockets / "host-b.sock"),
         "listen": places.depot_b, "address": places.depot_b_control, "metrics": places.depot_b_metrics,
     })  # fmt: skip
     for instance in _instances(settings, places):
-        yield from _table("[[instance]]", {**instance, **_engine(settings, model)})
-    yield from _table("[[link]]", {
+        yield from toml.table("[[instance]]", {**instance, **_engine(settings, model)})
+    yield from toml.table("[[link]]", {
         "source": "dc-a", "target": "dc-b",
         "rate": UNSHAPED_RATE if settings.line_rate == "unlimited" else settings.wan_rate, "rtt": settings.wan_rtt,
         "codec": settings.wan_codec,
@@ -124,7 +121,7 @@ def _lines(settings: Settings, model: Demo, places: Places) -> Iterable[str]:
     })  # fmt: skip
 
 
-def _instances(settings: Settings, places: Places) -> list[Table]:
+def _instances(settings: Settings, places: Places) -> list[toml.Table]:
     # The baseline that decodes beside prefill uses the relay's engine as its decoder.
     beside_prefill = ["relay", "decode"] if settings.policy == "idc_pd" else ["relay"]
     return [
@@ -134,28 +131,12 @@ def _instances(settings: Settings, places: Places) -> list[Table]:
     ]
 
 
-def _instance(name: str, cluster: str, roles: list[str], host: str, **addresses: str) -> Table:
+def _instance(name: str, cluster: str, roles: list[str], host: str, **addresses: str) -> toml.Table:
     return {"name": name, "cluster": cluster, "roles": roles, "ranks": [{"host": host}], **addresses}
 
 
-def _engine(settings: Settings, model: Demo) -> Table:
+def _engine(settings: Settings, model: Demo) -> toml.Table:
     if not settings.emulated:
         # Three engines share this machine; more threads than cores would spin against each other.
         return {"engine": "vllm", "env": {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 3))}}
     return {"engine": "emulated", "profile": str(model.profile or shipped("tiny-emulated"))}
-
-
-def _table(header: str, entries: Table) -> Iterable[str]:
-    yield ""
-    yield header
-    for key, value in entries.items():
-        yield f"{key} = {_value(value)}"
-
-
-def _value(value: object) -> str:
-    """TOML of strings, numbers, truth values, lists and inline tables."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(entry)}" for key, entry in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)  # the escapes of JSON strings are TOML's
