@@ -52,7 +52,9 @@ async def engine():
 
 async def test_the_profile_that_the_engine_has_is_found(engine, tmp_path: Path) -> None:
     local, clock = engine
-    plan = Plan(prompts=(128, 1024, 4096), extends=(1, 32), contexts=(128, 2048), batches=(1, 4), repetitions=2)
+    plan = Plan(
+        prompts=(128, 1024, 4096), extends=(1, 32), contexts=(128, 2048), batches=(1, 4), repetitions=2, remote=False
+    )
     measured = await measure(local, plan, now=lambda: clock.now)
     fitted = fit(measured)
     assert fitted.prefill.per_token == pytest.approx(TINY.prefill.per_token, rel=0.05)

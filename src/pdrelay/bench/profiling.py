@@ -1,6 +1,8 @@
 """Measures a running engine through the session protocol: prefill, extend and decode, each several times.
 
-Every prompt is new, so no cache answers. Other load on the engine is measured along with it: profile an idle one.
+Every prompt is new, so no cache answers. What the way to the engine takes is known from the engine's own durations and
+taken off: it belongs to a deployment, not to an engine. Other load on the engine is measured along with it: profile an
+idle one.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pdrelay.engine.base import Engine, EngineSession, SessionEvent
 from pdrelay.engine.messages import Extended, Failed, Hello, Open, Opened, Sampling, Tokens
@@ -33,6 +35,7 @@ class Plan(NamedTuple):
     repetitions: int = 5
     first_id: int = 1000  # prompts are random token ids from here ...
     last_id: int = 40_000  # ... to here
+    remote: bool = True  # there is a way to the engine
 
 
 class Measured(NamedTuple):
@@ -43,6 +46,7 @@ class Measured(NamedTuple):
     extend: list[Sample]
     decode: list[Sample]
     kv_tokens: int  # that its KV memory holds; 0 when its load reports did not tell
+    round_trip: float = 0.0  # seconds of the way to the engine and back, not contained in the samples
 
 
 async def measure(
@@ -73,7 +77,14 @@ async def measure(
             on_step(f"decode of {batch} behind {context}")
             times = [await run.decode(context, batch) for _ in range(plan.repetitions)]
             decode.append(Sample(batch, batch * (context + plan.steps // 2), tuple(times)))
-    return Measured(hello, prefill, extend, decode, run.kv_tokens)
+    way = run.round_trip if plan.remote else 0.0
+    return Measured(
+        hello, [_without(s, way) for s in prefill], [_without(s, way) for s in extend], decode, run.kv_tokens, way
+    )
+
+
+def _without(sample: Sample, seconds: float) -> Sample:
+    return sample._replace(seconds=tuple(max(each - seconds, each / 10) for each in sample.seconds))
 
 
 class _Run:
@@ -84,6 +95,12 @@ class _Run:
         self._random = random.Random(time.time_ns())  # noqa: S311 - prompts that nobody has sent before
         self._number = 0
         self.kv_tokens = self._most_tokens = 0
+        self._ways: list[float] = []  # round trips
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds of the quickest way to the engine and back."""
+        return min(self._ways, default=0.0)
 
     async def prefill(self, tokens: int) -> float:
         """Seconds from sending a prompt to its first token."""
@@ -97,10 +114,12 @@ class _Run:
 
     async def extend(self, context: int, tokens: int) -> float:
         """Seconds of one extend."""
+        asked = self._now()
         session = self._open("decode", context, tokens + 2)
         try:
-            await _until(session, Opened)
+            opened = await _until(session, Opened)
             began = self._now()
+            self._ways.append(max(0.0, began - asked - opened.ready))
             session.extend(self._ids(tokens))
             await _until(session, Extended)
             return self._now() - began
@@ -162,10 +181,13 @@ class _Run:
         return [self._random.randint(plan.first_id, plan.last_id) for _ in range(count)]
 
 
-async def _until(session: EngineSession, kind: type[SessionEvent]) -> None:
+Event = TypeVar("Event", bound=SessionEvent)
+
+
+async def _until(session: EngineSession, kind: type[Event]) -> Event:
     async for event in session.events():
         if isinstance(event, Failed):
             raise BenchError(f"profile: the engine failed: {event.message}")
         if isinstance(event, kind):
-            return
+            return event
     raise BenchError("profile: the engine ended a session too early")

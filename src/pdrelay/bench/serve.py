@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from pdrelay.bench.answers import Answer, ask, client, now
+from pdrelay.bench.answers import client, now
 from pdrelay.bench.endpoint import Kind, Target, probe
 from pdrelay.bench.load_metrics import Goals, Timing, figures, per_request, timing, values
 from pdrelay.bench.machine import Machine, describe
-from pdrelay.bench.open_load import OpenLoad, Pace, Send, Sent
-from pdrelay.bench.prompts import Prompts, Scale
-from pdrelay.errors import BenchError, ConfigError, PdrelayError
+from pdrelay.bench.open_load import OpenLoad, Pace, Sent
+from pdrelay.bench.playing import Play
+from pdrelay.bench.prompts import Scale
+from pdrelay.errors import ConfigError, PdrelayError
 from pdrelay.workload.base import Request
 from pdrelay.workload.choice import Load, WorkloadTable, choose
 
@@ -26,8 +27,6 @@ LATE = 0.05
 """Seconds of lag at the 99th percentile from which on a result says that the generator was late."""
 MARGIN = 64
 """Tokens of the model's context that automatic scaling leaves for chat templates."""
-WARMING = 2
-"""Times that the common prefix of a workload with declared hit rates is sent before the clock starts."""
 KEPT_COMPLAINTS = 5
 
 
@@ -103,27 +102,17 @@ async def _play(
     session: aiohttp.ClientSession, target: Target, settings: Settings, requests: Sequence[Request], report: Report,
     progress: Callable[[str], None],
 ) -> None:  # fmt: skip
-    prompts = Prompts(len(target.alphabet), settings.seed)
-
-    def prepare(number: int, request: Request) -> Send:
-        body = target.body(prompts.symbols(number, request), request.output, settings.extra)
-        return lambda answer: ask(session, target.path, body, answer)
-
-    progress("warming up")
-    await _warm(session, target, prompts, requests)
-    ended: list[Sent] = []
     total = sum(1 for first in requests for _ in first.turns())
 
-    def on_end(sent: Sent) -> None:
-        ended.append(sent)
-        failed = sum(1 for each in ended if each.answer.error)
-        progress(f"{len(ended)} of {total} ended ({failed} failed), {load.running} under way")
+    def on_end(ended: int, failed: int) -> None:
+        progress(f"{ended} of {total} ended ({failed} failed), {play.load.running} under way")
 
-    load = OpenLoad(prepare, settings.pace, on_end)
+    progress("warming up")
+    play = Play(session, target, settings.seed, settings.pace, settings.extra, on_end)
     try:
-        await load.run(requests)
+        await play.run(requests)
     finally:
-        _conclude(report, load, ended, total, settings.goals)
+        _conclude(report, play.load, play.ended, total, settings.goals)
 
 
 def _conclude(report: Report, load: OpenLoad, ended: Sequence[Sent], total: int, goals: Goals) -> None:
@@ -168,18 +157,6 @@ async def _context(session: aiohttp.ClientSession) -> int:
             return int(msgspec.json.decode(await response.read())["data"][0]["max_model_len"])
     except (aiohttp.ClientError, msgspec.DecodeError, LookupError, TypeError, ValueError):
         return 1 << 40
-
-
-async def _warm(session: aiohttp.ClientSession, target: Target, prompts: Prompts, requests: Sequence[Request]) -> None:
-    """Shows every cache the prefix that declared hit rates mean; otherwise a short request opens the way."""
-    longest = max((turn.cached for request in requests for turn in request.turns()), default=-1)
-    for number in range(WARMING if longest > 0 else 1):
-        symbols = prompts.warm(longest) if longest > 0 else []
-        symbols += prompts.symbols(-1 - number, Request(0.0, 32, 1))
-        answer = Answer()
-        await ask(session, target.path, target.body(symbols, 8), answer)
-        if answer.error:
-            raise BenchError(f"a request before the measurement failed: {answer.error}")
 
 
 def _described(settings: Settings, scale: Scale, plain: Sequence[Request], target: Target) -> dict[str, Any]:

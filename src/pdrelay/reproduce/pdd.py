@@ -12,7 +12,6 @@ from pdrelay.reproduce.pdd_setup import (
     ARRIVALS,
     CONNECTION_RATE,
     EXTEND_PER_TOKEN,
-    H100_STEP,
     H200_STEP,
     KV_PER_TOKEN,
     POOL,
@@ -28,9 +27,6 @@ TTFT_LIMIT = 10.0
 TPOT_LIMIT = 0.05
 TRIALS = 100
 """Handoffs of Table 5's micro-benchmark; assumed."""
-
-TAKE_OVER = 2.0
-"""Tokens behind the relay at which main decode takes over."""
 
 PAIR = (1.0, 1.03)
 """Rates around the published one between which the service level's rate is interpolated."""
@@ -165,19 +161,8 @@ def _figure8(one_shot: Served, catch_up: Served) -> list[Row]:
         Row("Figure 8", "main decode's tokens by relay's", "times", 15.2, main / relay, "calibrated"),
         Row("Section 5.3", "One-Shot: pause (below 0.5 s)", "s", None, one_shot.pause, "predicted"),
         Row("Section 5.3", "relay's mean output, Catch-Up by One-Shot", "times", 1.10,
-            1 + _catch_up_tokens(one_shot.relay_per_request) / one_shot.relay_per_request, "predicted"),
-        Row("Section 5.3", "the same with our policy and round trips", "times", None,
             catch_up.relay_per_request / one_shot.relay_per_request, "predicted"),
     ]  # fmt: skip
-
-
-def _catch_up_tokens(made: float) -> float:
-    """What the relay makes while main decode catches up, when ids flow as they are made (PDD, section 4.1)."""
-    extra, rest = 0.0, made
-    while rest > TAKE_OVER:
-        rest = (H200_STEP + EXTEND_PER_TOKEN * rest) / H100_STEP
-        extra += rest
-    return extra
 
 
 def _table5() -> list[Row]:

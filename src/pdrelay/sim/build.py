@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pdrelay.cluster.config import PolicySettings
 from pdrelay.cluster.units import parse_rate, parse_size, parse_time, quantity
 from pdrelay.errors import ConfigError
 from pdrelay.perf.catalog import find_chip, find_instance, find_model
@@ -26,18 +27,11 @@ from pdrelay.workload.choice import Load, choose
 def scenario_of(file: ScenarioFile, base: Path) -> Scenario:
     """The deployment; paths in `file` are relative to `base`. Raises ConfigError naming the key that does not fit."""
     profiles = profiles_of(file.profile, base)
-    settings = file.policy
     return Scenario(
         instances=tuple(_instances(file, profiles)),
         lines={(line.source, line.target): _line(index, line) for index, line in enumerate(file.line)},
-        policy=policy_of(settings),
-        handoff=Settings(
-            settings.handoff,
-            RelayBound(
-                settings.relay_max_tokens, quantity("policy.relay_max_time", settings.relay_max_time, parse_time)
-            ),
-            settings.relay_pace,
-        ),
+        policy=policy_of(file.policy),
+        handoff=handoff_of(file.policy),
         depots={
             depot.name: float(quantity(f"depot.{depot.name}.size", depot.size, parse_size)) for depot in file.depot
         },
@@ -51,6 +45,12 @@ def scenario_of(file: ScenarioFile, base: Path) -> Scenario:
         token_zero=file.index_zero_from == "prefill",
         seed=file.seed,
     )
+
+
+def handoff_of(settings: PolicySettings) -> Settings:
+    """The gateway's handoff settings. Raises ConfigError."""
+    longest = quantity("policy.relay_max_time", settings.relay_max_time, parse_time)
+    return Settings(settings.handoff, RelayBound(settings.relay_max_tokens, longest), settings.relay_pace)
 
 
 def load_of(file: ScenarioFile, base: Path, *, skip_bad: bool = False) -> Load:

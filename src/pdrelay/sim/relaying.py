@@ -56,6 +56,7 @@ class Relaying:
         self._stopped_at = -1  # relay tokens, once it was stopped
         self._stopped = 0.0  # when
         self._hold_back = self._held_tokens = 0
+        self._quickest_round = 0.0  # of its extends, line included
         self._holding_since = self._interval = 0.0
         self._check: Event | None = None
 
@@ -150,6 +151,7 @@ class Relaying:
             remaining=self._owner.output - self._owner.base - made,
             token_interval=self._token_interval() if made > 1 else 0.0,
             round_trip=self._round_trip,
+            quickest_round=self._quickest_round,
         )
 
     def _made(self) -> int:
@@ -183,7 +185,9 @@ class Relaying:
             self._events.after(self._round_trip / 2, back)
 
         def back() -> None:
-            seconds = max(0.0, self._events.now - started - self._round_trip)
+            round_seconds = self._events.now - started
+            self._quickest_round = min(self._quickest_round or round_seconds, round_seconds)
+            seconds = max(0.0, round_seconds - self._round_trip)
             self._shared.state = observe_extend(self._shared.state, self._main.name, told - known, seconds)
             self._known, self._busy = told, False
             self._rounds += 1

@@ -55,5 +55,6 @@ class Scenario(NamedTuple):
     overlap: bool = True  # KV leaves chunk by chunk while prefill goes on; else when it has ended
     token_zero: bool = True  # prefill's sample is shown; else the user's first token is the first decode step's
     cached: Mapping[str, float] = {}  # share of a declared hit that a cluster's caches hold; 1 where it is not named
+    front: float = 0.0  # seconds of the gateway's before prefill has a request
     line_notice: float = 3.0  # an outage is noticed so long after it began
     seed: int = 0

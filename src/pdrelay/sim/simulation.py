@@ -124,7 +124,10 @@ class Simulation:
         life = Life(self, self._numbers, request, self.events.now)
         self._numbers += 1
         self.lives.add(life)
-        life.start()
+        if self.scenario.front:
+            self.events.after(self.scenario.front, life.start)
+        else:
+            life.start()
 
     def ended(self, life: Life) -> None:
         """A request has ended: its session's next turn follows."""

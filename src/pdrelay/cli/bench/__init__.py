@@ -6,6 +6,7 @@ from pdrelay.cli.lazy import LazyGroup
 
 COMMANDS = {
     "serve": "Play a workload on any OpenAI endpoint: latencies from the moment at which a request was due.",
+    "validate": "Play the same requests on a deployment and in the simulator: how far the simulator is off.",
     "handoff": "Hand requests over from relay to main decode: pauses that a reader sees, and what the switch costs.",
     "transfer": "Move KV between two depots, beside other tools and beside the published measurement.",
     "gateway": "Relay token streams through the gateway, beside other gateways and routers.",

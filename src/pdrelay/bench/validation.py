@@ -1,0 +1,116 @@
+"""How far the simulator is off: the same requests played on a deployment and simulated, compared one by one."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from pdrelay.bench.load_metrics import Timing
+from pdrelay.sim.deployed import Terms
+from pdrelay.sim.record import Record
+from pdrelay.sim.scenario import Scenario
+from pdrelay.sim.simulation import Simulation
+from pdrelay.workload.base import Request
+
+METRICS = ("ttft", "ttst", "tpot", "e2el")
+LEAST_LIMIT = 0.10
+ROOM = 1.5
+"""Times the difference between two real runs that the simulator may be off."""
+
+CORES = (0.0, *(n / 8 for n in range(4, 33)))
+"""Shares of the machine that calibration tries; 0: each engine has cores of its own."""
+
+Times = dict[tuple[str, int], dict[str, float]]
+"""Seconds by metric, of a turn of a session."""
+Build = Callable[[Terms], Scenario]
+
+
+class Metric(msgspec.Struct, frozen=True, kw_only=True):
+    """One time, over all requests of the validation. Seconds, and medians of relative differences."""
+
+    name: str
+    real: float  # median of both runs
+    simulated: float
+    error: float  # of the simulation from either real run
+    difference: float  # of the second real run from the first
+    limit: float
+    holds: bool
+
+
+def named(requests: Iterable[Request]) -> list[Request]:
+    """The same requests, each in a session by which it is found again."""
+    found = []
+    for number, request in enumerate(requests):
+        turns = [turn._replace(session=turn.session or f"request-{number}", then=None) for turn in request.turns()]
+        head = turns[-1]
+        for turn in reversed(turns[:-1]):
+            head = turn._replace(then=head)
+        found.append(head)
+    return found
+
+
+def measured(timings: Iterable[Timing]) -> Times:
+    """Times of the requests that were answered."""
+    return {(t.session, t.turn): {name: getattr(t, name) for name in METRICS} for t in timings if not t.error}
+
+
+def simulate(scenario: Scenario, requests: Sequence[Request]) -> Times:
+    """The same of a simulation."""
+    found: dict[str, list[Record]] = defaultdict(list)
+    Simulation(scenario, lambda record: found[record.session].append(record)).run(iter(requests), len(requests))
+    return {
+        (session, turn): {name: getattr(record, name) for name in METRICS}
+        for session, records in found.items()
+        for turn, record in enumerate(sorted(records, key=lambda record: record.arrival))
+        if record.status == "ok"
+    }
+
+
+def calibrate(build: Build, requests: Sequence[Request], real: Times) -> Terms:
+    """The terms with which the simulation comes closest to a real run: the sum of the median errors is least."""
+    best, least = Terms(), math.inf
+    for cores in CORES:
+        terms = Terms(cores)
+        # A first guess of the gateway's time is what is missing from TTFT; it moves everything, so it is guessed anew.
+        for _ in range(2):
+            simulated = simulate(build(terms), requests)
+            missing = [real[key]["ttft"] - simulated[key]["ttft"] for key in real.keys() & simulated.keys()]
+            terms = terms._replace(front=max(0.0, terms.front + float(np.median(missing))))
+        found = sum(errors(simulate(build(terms), requests), real).values())
+        if found < least:
+            best, least = terms, found
+    return best
+
+
+def errors(simulated: Times, real: Times) -> dict[str, float]:
+    """Median relative error of each metric over the requests that both have."""
+    return {name: float(np.median(_relative(simulated, real, name))) for name in METRICS}
+
+
+def compare(first: Times, second: Times, simulated: Times) -> list[Metric]:
+    """Each metric of the simulation beside two real runs of the same requests."""
+    found = []
+    for name in METRICS:
+        error = float(np.median([*_relative(simulated, first, name), *_relative(simulated, second, name)]))
+        difference = float(np.median(_relative(second, first, name)))
+        limit = max(LEAST_LIMIT, ROOM * difference)
+        found.append(
+            Metric(
+                name=name, real=_median([first, second], name), simulated=_median([simulated], name), error=error,
+                difference=difference, limit=limit, holds=error <= limit,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _relative(left: Times, right: Times, name: str) -> list[float]:
+    pairs = [(left[key][name], right[key][name]) for key in left.keys() & right.keys()]
+    return [abs(a / b - 1) for a, b in pairs if math.isfinite(a) and math.isfinite(b) and b > 0]
+
+
+def _median(runs: Sequence[Mapping[tuple[str, int], Mapping[str, float]]], name: str) -> float:
+    return float(np.nanmedian([times[name] for run in runs for times in run.values()]))
