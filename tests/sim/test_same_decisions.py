@@ -197,6 +197,7 @@ def test_the_gateway_hands_over_exactly_when_the_simulator_does(monkeypatch: pyt
     monkeypatch.setattr(relaying, "decide", decide)
     simulate(Recording(policy_of(POLICIES["pdd"])))
     assert {decision.action.value for _, _, decision in asked} >= {"stay", "extend", "switch"}
+    assert any(request.quickest_round for _, request, _ in asked), "it must weigh what the gateway weighs"
     for state, request, decision in asked:
         shared = Handoffs(handoff_settings("catch_up", 200, 20.0))
         shared.state = state
@@ -220,6 +221,6 @@ def _gateway_action(shared: Handoffs, seen: RelayedRequest) -> Any:
         handoff._arrivals.append((now, seen.relay_tokens))
     else:
         handoff._arrivals.append((now, seen.relay_tokens))
-    handoff.extends = [Extend(1, 0.01, 0)] * seen.rounds
+    handoff.extends = [Extend(1, seen.quickest_round, 0)] * seen.rounds
     main = SimpleNamespace(opened=seen.main_ready, instance=seen.main, known=seen.main_known, busy=seen.main_busy)
     return handoff.action(main, now)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from pdrelay.bench.profile_deployment import Parts, connected, measure_instance,
 from pdrelay.bench.profile_file import fit
 from pdrelay.bench.prompts import Scale
 from pdrelay.bench.trio import Trio, running
-from pdrelay.bench.validation import Metric, Times, calibrate, compare, measured, named, simulate
+from pdrelay.bench.validation import Metric, Times, calibrate, compare, measured, prepared, simulate
 from pdrelay.cluster.config import Deployment, load
 from pdrelay.errors import BenchError, ConfigError, PdrelayError
 from pdrelay.perf.instance import InstanceProfile
@@ -64,7 +64,7 @@ def sized(*, emulated: bool) -> tuple[WorkloadTable, WorkloadTable]:
     if emulated:
         return (
             WorkloadTable(generator="agent", rate=1.0, prompt=600, output=40.0, longest=2000, block_tokens=BLOCK),
-            WorkloadTable(generator="pdd", rate=1.5, prompt=1400, output=50.0),
+            WorkloadTable(generator="pdd", rate=1.5, prompt=1408, output=50.0),
         )
     return (
         WorkloadTable(generator="agent", rate=0.1, prompt=240, output=32.0, longest=900, block_tokens=BLOCK),
@@ -208,7 +208,8 @@ async def _validate(
 def _requests(table: WorkloadTable, settings: Settings, seed: int) -> list[Request]:
     chosen = choose(table, settings.requests, seed, settings.base)
     scale = Scale(settings.length if table.trace else 1.0)
-    return named(scale.apply(request) for request in itertools.islice(chosen.requests, chosen.number))
+    scaled = (scale.apply(request) for request in itertools.islice(chosen.requests, chosen.number))
+    return prepared(scaled, BLOCK)
 
 
 async def _play(

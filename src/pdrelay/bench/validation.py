@@ -41,16 +41,25 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     holds: bool
 
 
-def named(requests: Iterable[Request]) -> list[Request]:
-    """The same requests, each in a session by which it is found again."""
+def prepared(requests: Iterable[Request], page_tokens: int) -> list[Request]:
+    """The same requests, each in a session by which it is found again, hits in whole pages, as engines keep them."""
     found = []
     for number, request in enumerate(requests):
-        turns = [turn._replace(session=turn.session or f"request-{number}", then=None) for turn in request.turns()]
+        turns = [
+            turn._replace(
+                session=turn.session or f"request-{number}", cached=_whole(turn.cached, page_tokens), then=None
+            )
+            for turn in request.turns()
+        ]
         head = turns[-1]
         for turn in reversed(turns[:-1]):
             head = turn._replace(then=head)
         found.append(head)
     return found
+
+
+def _whole(cached: int, page_tokens: int) -> int:
+    return cached - cached % page_tokens if cached >= 0 else cached
 
 
 def measured(timings: Iterable[Timing]) -> Times:

@@ -37,7 +37,8 @@ class Forward:
         reserve: int = 0,
         on_chunk: Callable[[int], None] | None = None,
     ) -> None:
-        """`behind`: computed tokens before these. `on_chunk` is called with the tokens done so far."""
+        """`behind`: computed tokens before these. `on_chunk` is called at the start of each chunk with the tokens that
+        will be done at its end: its layers leave one by one as they are computed."""
         self.tokens, self.behind, self.on_done, self.on_chunk = tokens, behind, on_done, on_chunk
         self.extend, self.reserve = extend, reserve
         self.done = 0
@@ -264,6 +265,8 @@ class Engine:
                 forward.started = self._events.now
             tokens = min(forward.tokens - forward.done, budget)
             chunks.append((forward, tokens))
+            if forward.on_chunk is not None:
+                forward.on_chunk(forward.done + tokens)
             budget -= tokens
             if budget <= 0:
                 break
@@ -299,9 +302,6 @@ class Engine:
             self._note_gap(self._first + self._growth * (count - 1))
         ended = self._ended()
         finished = [forward for forward, tokens in chunks if self._computed(forward, tokens)]
-        for forward, _ in chunks:
-            if forward.on_chunk is not None and not forward.cancelled:
-                forward.on_chunk(forward.done)
         for forward in finished:
             forward.on_done()
         for sequence in ended:

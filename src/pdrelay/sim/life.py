@@ -56,9 +56,9 @@ class Life:
     """One request, from arrival to its last token."""
 
     __slots__ = (
-        "_assigned", "_deliveries", "_epoch", "_forward", "_main_rank", "_pins", "_placement", "_relay_noted",
-        "_rescuer", "_sequence", "_world", "base", "done", "main", "output", "prefill", "prompt", "record", "relay",
-        "relaying", "request",
+        "_assigned", "_complete", "_deliveries", "_epoch", "_forward", "_main_rank", "_pins", "_placement",
+        "_relay_noted", "_rescuer", "_sequence", "_world", "base", "done", "main", "output", "prefill", "prompt",
+        "record", "relay", "relaying", "request",
     )  # fmt: skip
 
     def __init__(self, world: World, number: int, request: Request, arrival: float) -> None:
@@ -66,7 +66,7 @@ class Life:
         self.record = Record(number, arrival, request.prompt, request.output, request.session)
         self.prompt, self.output = request.prompt, request.output  # of the leg under way
         self.base = 1 if world.token_zero else 0
-        self.done = False
+        self.done = self._complete = False  # complete: its last token is on the way to the reader
         self._epoch = 0
         self._assigned: Instance | None = None
         self._clear()
@@ -247,11 +247,11 @@ class Life:
 
         def extended() -> None:
             self.record.main_tokens += 1  # the forward that computes them samples the next one
-            self.record.handoff_done = self._world.events.now
+            self.record.handoff_done = self._world.events.now + self._way_back()
             if self.output - tokens > 1:
                 self._decode(self.prompt + tokens + 1, self.output - tokens - 1)
             else:
-                self._end("ok")
+                self._end_after(self._way_back())
 
         forward = Forward(
             tokens - known, self.prompt + known, self._still(extended), extend=True, reserve=self.prompt + tokens
@@ -262,9 +262,21 @@ class Life:
         self._sequence = Sequence(context, remaining, self._still(self._main_ended))
         self.main_engine().decode(self._sequence)
 
+    def _way_back(self) -> float:
+        """Seconds until the gateway, beside prefill, has what main decode has made."""
+        return self._round_trip() / 2 if self._rescuer is None else 0.0
+
     def _main_ended(self) -> None:
         self._note_main()
-        self._end("ok")
+        self._end_after(self._way_back())
+
+    def _end_after(self, seconds: float) -> None:
+        """The last token is made; the reader has it `seconds` later, whatever dies meanwhile."""
+        if seconds:
+            self._complete = True
+            self._world.events.after(seconds, self._still(lambda: self._end("ok")))
+        else:
+            self._end("ok")
 
     def _relay_ended(self) -> None:
         assert self.relaying is not None
@@ -295,26 +307,26 @@ class Life:
         record.preemptions += sequence.preemptions
         if made:
             if not isnan(record.handoff_start) and isnan(record.handoff_done):
-                record.handoff_done = sequence.first_token
-            self._first_decoded(sequence)
+                record.handoff_done = sequence.first_token + self._way_back()
+            self._first_decoded(sequence, self._way_back())
         if self.relaying is not None and not isnan(record.handoff_done):
             pause = record.handoff_done - record.handoff_start
             record.largest_gap = max(record.largest_gap, self.relaying.gap(pause))
 
-    def _first_decoded(self, sequence: Sequence) -> None:
-        record = self.record
+    def _first_decoded(self, sequence: Sequence, way: float = 0.0) -> None:
+        record, moment = self.record, sequence.first_token + way
         record.largest_gap = max(record.largest_gap, sequence.largest_gap)
         if self._world.token_zero:
             if isnan(record.second_token):
-                record.second_token = sequence.first_token
+                record.second_token = moment
         elif isnan(record.first_token):
-            record.first_token = sequence.first_token
+            record.first_token = moment
 
     # ---- failures ----
 
     def lost(self, instance: Instance) -> None:
         """`instance` is about to die with what it holds of this request."""
-        if self.done:
+        if self.done or self._complete:
             return
         if instance is self.prefill and not self._prefill_ended():
             if self.record.prefill_tokens:

@@ -58,6 +58,7 @@ class Relaying:
         self._hold_back = self._held_tokens = 0
         self._quickest_round = 0.0  # of its extends, line included
         self._holding_since = self._interval = 0.0
+        self._made_before = 0  # tokens that were shown before any was held back
         self._check: Event | None = None
 
     def start(self, remaining: int, on_end: Callable[[], None]) -> None:
@@ -112,7 +113,7 @@ class Relaying:
             self._check = None
         self._shared.state, decision = decide(self._shared.settings, self._shared.state, self._view())
         if decision.hold_back and not self._hold_back:
-            self._holding_since = self._events.now
+            self._holding_since, self._made_before = self._events.now, self._made()
         self._hold_back = decision.hold_back
         match decision.action:
             case Action.EXTEND:
@@ -170,9 +171,9 @@ class Relaying:
         """Tokens made but not shown: they are shown `pace` times slower than they are made, until enough are held."""
         if not self._hold_back:
             return 0
-        elapsed = self._events.now - self._holding_since
-        gained = elapsed / max(self._token_interval(), 1e-9) * (1 - 1 / self._shared.settings.pace)
-        return min(self._hold_back, int(gained))
+        spacing = self._token_interval() * self._shared.settings.pace
+        shown = int((self._events.now - self._holding_since) / max(spacing, 1e-9))
+        return max(0, min(self._hold_back, self._made() - self._made_before - shown))
 
     # ---- actions ----
 

@@ -64,14 +64,17 @@ class _Job:
 class _Forward(_Job):
     """Known tokens to compute: a prompt's uncached part, or an extension. `seconds` is the time of the first n."""
 
-    def __init__(self, tokens: int, seconds: Seconds, on_slice: OnSlice | None) -> None:
+    def __init__(self, tokens: int, seconds: Seconds, on_slice: OnSlice | None, fixed: float = 0.0) -> None:
         super().__init__()
         self.tokens, self.seconds, self.on_slice = tokens, seconds, on_slice
+        self.fixed = fixed  # of `seconds`, what a decode step in the same pass has as well
         self.done = 0
 
-    def chunk_seconds(self, chunk: int) -> float:
-        """Time of the next chunk, such that all chunks take as long as one forward would."""
-        return self.seconds(self.done + chunk) - self.seconds(self.done)
+    def chunk_seconds(self, chunk: int, *, shared: bool) -> float:
+        """Time of the next chunk, such that all chunks take as long as one forward would; `shared` with a decode
+        step the weights are read once for both."""
+        saved = self.fixed if shared and not self.done else 0.0
+        return self.seconds(self.done + chunk) - self.seconds(self.done) - saved
 
     def slice_ready(self, chunk: int, first: int, last: int) -> bool:
         """Layers `first` to `last` of the chunk are computed."""
@@ -117,7 +120,8 @@ class StepLoop:
 
     async def extend(self, tokens: int, context: int) -> None:
         """Computes `tokens` known output tokens behind `context` computed ones."""
-        await self._forward(tokens, lambda n: extend_seconds(self._profile.extend, n, context), None)
+        fixed = min(self._profile.extend.fixed, self._profile.decode.fixed)
+        await self._forward(tokens, lambda n: extend_seconds(self._profile.extend, n, context), None, fixed)
 
     async def decode(self, context: int, advance: Callable[[], bool]) -> None:
         """Calls `advance` at the end of every step until it returns False. All calls of a step are in one tick."""
@@ -132,8 +136,8 @@ class StepLoop:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _forward(self, tokens: int, seconds: Seconds, on_slice: OnSlice | None) -> None:
-        forward = _Forward(tokens, seconds, on_slice)
+    async def _forward(self, tokens: int, seconds: Seconds, on_slice: OnSlice | None, fixed: float = 0.0) -> None:
+        forward = _Forward(tokens, seconds, on_slice, fixed)
         self._forwards.append(forward)
         self._start()
         await forward.finished
@@ -164,7 +168,7 @@ class StepLoop:
     async def _step(self, chunks: list[tuple[_Forward, int]], decodings: list[_Decoding]) -> None:
         context = sum(decoding.context for decoding in decodings)
         seconds = decode_step_seconds(self._profile.decode, len(decodings), context)
-        seconds += sum(forward.chunk_seconds(chunk) for forward, chunk in chunks)
+        seconds += sum(forward.chunk_seconds(chunk, shared=bool(decodings)) for forward, chunk in chunks)
         await self._pass_time(seconds, chunks)
         for forward, chunk in chunks:
             forward.call(partial(forward.chunk_ready, chunk))
