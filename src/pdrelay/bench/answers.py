@@ -28,7 +28,7 @@ class Answer:
 
     __slots__ = (
         "cached_tokens", "ended", "error", "finish_reason", "moments", "output_tokens", "prompt_tokens", "sent",
-        "status", "tokens",
+        "status", "tokens", "trace",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -39,6 +39,7 @@ class Answer:
         self.prompt_tokens = self.output_tokens = self.cached_tokens = 0  # as the server counts them
         self.finish_reason = ""
         self.error = ""  # empty when the whole answer came
+        self.trace: dict[str, Any] = {}  # what our gateway tells of the request's path, if it was asked to
 
     def moment_of(self, token: int) -> float:
         """When token `token` (from 0) came; nan if it did not."""
@@ -125,6 +126,7 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
+    pdrelay: dict[str, Any] | None = None
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
@@ -160,6 +162,8 @@ def _take(text: bytes, moment: float, answer: Answer) -> None:
     if chunk.error is not None:
         answer.error = f"the stream says: {_said(chunk.error)}"
         return
+    if chunk.pdrelay is not None and "pipeline" in chunk.pdrelay:
+        answer.trace = chunk.pdrelay
     made = answer.tokens[-1] if answer.tokens else 0
     for choice in chunk.choices:
         made += len(choice.token_ids) if choice.token_ids is not None else choice.says_something()

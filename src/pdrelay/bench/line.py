@@ -22,7 +22,7 @@ from pdrelay.wan.line import Line as UserLine
 from pdrelay.wan.line import Route as UserRoute
 from pdrelay.wan.shaper import Lane
 
-DEPOT_PORT, OTHER_PORT = 7100, 7101
+DEPOT_PORT, OTHER_PORT, SESSION_PORT = 7100, 7101, 7102
 
 
 class Door(NamedTuple):
@@ -40,6 +40,7 @@ class ShapedLine(NamedTuple):
     rtt: float
     route: Route  # for two depots
     other: Door  # for one other server at a time
+    session: Door  # for an engine's sessions: ahead of KV where the line tells them apart
     note: str = ""  # why it is not the kind that was first choice
 
     @property
@@ -83,21 +84,24 @@ async def opened(kind: Kind | None, rate: float, rtt: float, logs: Path) -> Asyn
 
 def _between(names: namespaces.Namespaces, rate: float, rtt: float) -> ShapedLine:
     near, far = f"{namespaces.ADDRESS_A}:{DEPOT_PORT}", f"{namespaces.ADDRESS_B}:{DEPOT_PORT}"
-    other = f"{namespaces.ADDRESS_B}:{OTHER_PORT}"
-    return ShapedLine("namespaces", rate, rtt, Route(near, far, far, far, names.a, names.b), Door(other, other))
+    other, session = (f"{namespaces.ADDRESS_B}:{port}" for port in (OTHER_PORT, SESSION_PORT))
+    route = Route(near, far, far, far, names.a, names.b)
+    return ShapedLine("namespaces", rate, rtt, route, Door(other, other), Door(session, session))
 
 
 @asynccontextmanager
 async def _in_user_space(rate: float, rtt: float, logs: Path) -> AsyncIterator[ShapedLine]:
-    near, far, other, to_control, to_bulk, to_other = free_addresses(6)
+    near, far, other, session, to_control, to_bulk, to_other, to_session = free_addresses(8)
     routes = [
         [Lane.CONTROL.value, to_control, far],
         [Lane.BULK.value, to_bulk, far],
         [Lane.BULK.value, to_other, other],
+        [Lane.CONTROL.value, to_session, session],
     ]
     async with started("line", __name__, [json.dumps([rate, rtt, routes])], logs) as child:
         await child.line()
-        yield ShapedLine("user", rate, rtt, Route(near, far, to_control, to_bulk), Door(other, to_other))
+        route = Route(near, far, to_control, to_bulk)
+        yield ShapedLine("user", rate, rtt, route, Door(other, to_other), Door(session, to_session))
 
 
 async def _serve(rate: float, rtt: float, routes: list[list[str]]) -> None:

@@ -12,6 +12,9 @@ import msgspec
 
 from pdrelay.bench.relay.source import Source
 
+ENDING_SECONDS = 10.0
+"""In which a gateway must have ended the streams of clients that left."""
+
 MARK = b'"text":"'
 """One for each token, and one more in the chunk that ends a stream."""
 
@@ -48,7 +51,7 @@ class Clients:
         self.lags: list[float] = []
         self._keys = count(1)
         self.busy: set[_Client] = set()
-        self.quiet = asyncio.Event()  # no request runs, or something went wrong
+        self.failed = asyncio.Event()
 
     async def start(self) -> None:
         """Connects all and sends their first requests. Raises OSError."""
@@ -67,18 +70,17 @@ class Clients:
         return seen
 
     async def stop(self) -> None:
-        """Lets the running requests end, then disconnects."""
+        """Breaks the running requests off; returns when no stream of theirs is left. Raises TimeoutError."""
         self.stopping = True
-        if self.busy and self.failure is None:
-            self.quiet.clear()
-            await self.quiet.wait()
+        self.busy.clear()
         for client in self._connections:
-            client.transport.close()
+            client.transport.abort()
+        await self.source.emptied(ENDING_SECONDS)
 
     def fail(self, reason: str) -> None:
         """Something went wrong; the first reason is kept."""
         self.failure = self.failure or reason
-        self.quiet.set()
+        self.failed.set()
 
     def next_key(self) -> int:
         """A number for a stream."""
@@ -125,6 +127,8 @@ class _Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now, everyone = time.perf_counter(), self._all
+        if everyone.stopping:
+            return
         if not self._read and not self._tail and not data.startswith(b"HTTP/1.1 200"):
             everyone.fail(data[:300].decode(errors="replace"))
         joined = self._tail + data
@@ -136,8 +140,6 @@ class _Client(asyncio.Protocol):
             self._done = True
         if self._done and data.endswith(b"0\r\n\r\n"):
             everyone.busy.discard(self)
-            if not everyone.busy:
-                everyone.quiet.set()
             everyone.requests += 1
             everyone.source.forget(self._key)
             if self._read != everyone.plan.tokens:

@@ -102,6 +102,8 @@ async def _measure(task: Task, source: Source) -> Result:
         seconds, after, own = time.perf_counter() - start, usage_of(task.pid), time.process_time() - own
         seen = clients.take()
         await clients.stop()
+    except TimeoutError:
+        return _failed("streams went on although their clients had left")
     except OSError as error:
         return _failed(str(error))
     if clients.failure is not None:
@@ -113,12 +115,9 @@ async def _measure(task: Task, source: Source) -> Result:
 
 
 async def _pass(clients: Clients, seconds: float) -> None:
-    clients.quiet.clear()
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while clients.failure is None:
-                await clients.quiet.wait()
-                clients.quiet.clear()
+            await clients.failed.wait()
 
 
 def _failed(reason: str) -> Result:

@@ -31,6 +31,7 @@ class Source:
         self._groups: list[dict[int, Running]] = [{} for _ in range(GROUPS)]
         self._behind = [0] * GROUPS  # streams whose client has not read all
         self._ticker: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
 
     def set_interval(self, interval: float) -> None:
         """Changes between stepping by the clock (seconds) and in lockstep (0). Nothing may run."""
@@ -58,6 +59,7 @@ class Source:
         if found is None or running not in (None, found):
             return
         del self._groups[group][key]
+        self._stopped.set()
         if found.next > self._read.get(key, 0):
             self._behind[group] -= 1
         self._consider(group)
@@ -76,6 +78,13 @@ class Source:
         self._read.pop(key, None)
         self.made.pop(key, None)
 
+    async def emptied(self, timeout: float) -> None:
+        """Waits until no stream is left. Raises TimeoutError."""
+        async with asyncio.timeout(timeout):
+            while any(self._groups):
+                self._stopped.clear()
+                await self._stopped.wait()
+
     def _consider(self, group: int) -> None:
         if not self.interval and self._groups[group] and not self._behind[group]:
             asyncio.get_running_loop().call_soon(self._step_together, group)
@@ -93,6 +102,7 @@ class Source:
             self.made[key] = now
             if running.next >= running.limit:
                 del streams[key]
+                self._stopped.set()
                 self._behind[group] -= index > read
             else:
                 self._behind[group] += (running.next > read) - (index > read)

@@ -9,6 +9,7 @@ COMMANDS = {
     "validate": "Play the same requests on a deployment and in the simulator: how far the simulator is off.",
     "handoff": "Hand requests over from relay to main decode: pauses that a reader sees, and what the switch costs.",
     "transfer": "Move KV between two depots, beside other tools and beside the published measurement.",
+    "compare": "Serve the same requests under each policy over a shaped line: what relay decode buys and costs.",
     "gateway": "Relay token streams through the gateway, beside other gateways and routers.",
     "codec": "Encode the KV of a real model for slow lines: ratio, speed, effect on output.",
 }

@@ -1,0 +1,1 @@
+"""The papers' comparison on running engines: `pdrelay bench compare`."""
