@@ -26,7 +26,7 @@ LENGTH_FACTOR = 16
 PAGE_TOKENS, LAYERS, HEAD = 16, 4, 64
 KV_PER_TOKEN = 2 * LAYERS * 2 * HEAD * 2  # bytes here: keys and values of two heads in 16 bits
 PREFILLS = 2
-PREFILL_LOAD = 0.6
+PREFILL_LOAD = 0.4
 """Share of the time that prefill instances work."""
 POLICY_FILE: dict[str, tuple[Policy, Mode]] = {
     "idc_pd": ("idc_pd", "dynamic"),
