@@ -52,6 +52,8 @@ class Clients:
         self._keys = count(1)
         self.busy: set[_Client] = set()
         self.failed = asyncio.Event()
+        self.under_way = asyncio.Event()  # every client has had a token
+        self._had_one: set[_Client] = set()
 
     async def start(self) -> None:
         """Connects all and sends their first requests. Raises OSError."""
@@ -76,6 +78,12 @@ class Clients:
         for client in self._connections:
             client.transport.abort()
         await self.source.emptied(ENDING_SECONDS)
+
+    def first_token(self, client: _Client) -> None:
+        """A client has its first token of a request."""
+        self._had_one.add(client)
+        if len(self._had_one) == self.plan.streams:
+            self.under_way.set()
 
     def fail(self, reason: str) -> None:
         """Something went wrong; the first reason is kept."""
@@ -150,6 +158,7 @@ class _Client(asyncio.Protocol):
         everyone = self._all
         if not self._read:
             everyone.ttfts.append(now - self._sent)
+            everyone.first_token(self)
         elif (made := everyone.source.made.get(self._key)) is not None:
             everyone.lags.append(now - made)
         self._read += fresh

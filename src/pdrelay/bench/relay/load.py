@@ -33,6 +33,9 @@ from pdrelay.cluster.units import parse_address
 from pdrelay.engine.server import SessionServer
 from pdrelay.perf import profile as profiles
 
+STARTING_SECONDS = 30.0
+"""In which every client must have had a token."""
+
 IDLE_INTERVAL = 0.01
 """Steps between measurements, for clients that do not say what they have read."""
 
@@ -95,6 +98,8 @@ async def _measure(task: Task, source: Source) -> Result:
     clients = Clients(task.plan, source)
     try:
         await clients.start()
+        async with asyncio.timeout(STARTING_SECONDS):
+            await clients.under_way.wait()
         await _pass(clients, task.warm_up)
         clients.take()
         before, own, start = usage_of(task.pid), time.process_time(), time.perf_counter()
@@ -103,7 +108,7 @@ async def _measure(task: Task, source: Source) -> Result:
         seen = clients.take()
         await clients.stop()
     except TimeoutError:
-        return _failed("streams went on although their clients had left")
+        return _failed(clients.failure or "not all streams began, or not all ended when their clients left, in time")
     except OSError as error:
         return _failed(str(error))
     if clients.failure is not None:

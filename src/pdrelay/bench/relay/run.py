@@ -145,6 +145,8 @@ async def _sample(settings: Settings, site: Site, child: Child, port: int) -> Sa
     many = await site.measure(task(256, 512, 0.0))
     first = await site.measure(task(32, 16, PACE, pause=0.2))
     paced = await site.measure(task(256, 500, PACE, pause=0.2))
+    if not (few.tokens and many.tokens and paced.tokens):
+        raise BenchError("no token arrived")
     return Sample(
         tokens_per_s_64=few.tokens / few.seconds,
         tokens_per_s_256=many.tokens / many.seconds,
