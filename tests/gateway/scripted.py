@@ -138,7 +138,7 @@ class Scene:
             "r-1",
             time.monotonic(),
             list(range(40)),
-            Sampling(max_tokens=20),
+            Sampling(max_tokens=1 << 20),  # the end is never so near that a handoff would not pay
             debug=DebugControls(handoff_at=handoff_at),
         )
         self.run = RequestRun(request, PAGES, route, on_close=lambda: None)
