@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from pdrelay.engine.base import Engine
-from pdrelay.gateway.base import Extend, Tier
+from pdrelay.gateway.base import Extend, GenerationRequest, Tier
 from pdrelay.gateway.legs import Leg
 from pdrelay.gateway.pacing import Pacer
 from pdrelay.gateway.splice import Splice
@@ -31,6 +31,12 @@ class Terms(NamedTuple):
     max_gap: float = 0.0  # longest pause that the client accepts, seconds; 0 when it did not say
     forced_mode: Mode | None = None
     forced_at: int | None = None
+
+    @classmethod
+    def of(cls, request: GenerationRequest, round_trip: float) -> Terms:
+        """Those of `request`."""
+        debug = request.debug
+        return cls(round_trip, request.sampling.max_tokens, request.max_gap, debug.handoff_mode, debug.handoff_at)
 
 
 class Handoff:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import count
@@ -23,6 +22,7 @@ from pdrelay.gateway.base import Finish, GenerationRequest, Sink, Tier, TokenBat
 from pdrelay.gateway.handoff import Handoff, Terms
 from pdrelay.gateway.legs import Inbox, Item, Leg, Lost, Notice
 from pdrelay.gateway.pacing import Pacer
+from pdrelay.gateway.record import Record
 from pdrelay.gateway.route import Route
 from pdrelay.gateway.splice import Splice
 from pdrelay.gateway.transfer import PageTransfer
@@ -53,9 +53,7 @@ class RequestRun:
         self._main: Leg | None = None
         self._handed_off = False
         self._pacer = Pacer()
-        debug, max_tokens = request.debug, request.sampling.max_tokens
-        terms = Terms(route.round_trip, max_tokens, request.max_gap, debug.handoff_mode, debug.handoff_at)
-        self._handoff = Handoff(route.handoffs, terms, self._splice, self._pacer)
+        self._handoff = Handoff(route.handoffs, Terms.of(request, route.round_trip), self._splice, self._pacer)
         self._ending: Leg | None = None  # it delivered the last token, its Finished follows
         self._predictions = Predictions(route.agreement, comparable=request.sampling.repeatable)
         self.cached_tokens = 0
@@ -68,15 +66,8 @@ class RequestRun:
         self._closed = False
         self._sink: Sink | None = None
         self._idle = False  # the iteration waits for an event, and tokens of main decode change nothing
-        placement = route.placement
-        self._trace = Trace(
-            pipeline=placement.pipeline.value,
-            prefill_instance=placement.prefill,
-            relay_instance=placement.relay,
-            main_instance=placement.main,
-            hit_rate=placement.hit_rate,
-            prompt_tokens=len(request.prompt),
-        )
+        self._record = Record(request, route.placement)
+        self._now = self._record.now
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
         await self._start()
@@ -89,9 +80,9 @@ class RequestRun:
             if self.finish is not None:
                 self._pacer.release()
             while (shown := self._pacer.take(self._now())) is not None:
-                self._mark_shown(shown)
+                self._record.shown(shown)
                 yield shown
-        self._trace.finished = self._now()
+        self._record.trace.finished = self._now()
 
     async def _next_item(self) -> Item | None:
         """The next event, None when it is time to look again without one."""
@@ -103,11 +94,10 @@ class RequestRun:
             finally:
                 self._idle = False
         wait = REVIEW_SECONDS if due is None else min(max(due - self._now(), 0.0), REVIEW_SECONDS)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 return await self._inbox.get()
-        except TimeoutError:
-            return None
+        return None
 
     def divert(self, sink: Sink) -> None:
         """See TokenStream."""
@@ -116,8 +106,8 @@ class RequestRun:
     def _main_decodes_alone(self) -> bool:
         """Nothing is left to decide: all further tokens are main decode's."""
         alone = self._relay is None and self._prefill is None and not self._transfer.open
-        handing_over = self._handed_off and self._trace.handoff_done is None
-        return alone and self._main_is_ready() and not handing_over and self._trace.second_token is not None
+        record = self._record
+        return alone and self._main_is_ready() and not record.handing_over and record.trace.second_token is not None
 
     def _shortcut(self, leg: Leg, event: Tokens) -> bool:
         """Gives tokens to the sink, past all queues, if the outcome is the same."""
@@ -140,13 +130,7 @@ class RequestRun:
 
     async def trace(self) -> Trace:
         """What happened so far."""
-        stats = await self._transfer.stats()
-        trace, splice = self._trace, self._splice
-        trace.wan_bytes, trace.wan_bytes_saved = stats.wire, stats.saved
-        trace.prefill_tokens = splice.made_by[Tier.PREFILL]
-        trace.relay_tokens, trace.main_tokens = splice.made_by[Tier.RELAY], splice.made_by[Tier.MAIN]
-        trace.token_ids = list(splice.tokens)
-        return trace
+        return self._record.complete(self._splice, await self._transfer.stats())
 
     async def aclose(self, *, complete: bool = False) -> None:
         """Ends every leg and lease. What a relay finished alone still lands its pages at main decode."""
@@ -163,10 +147,9 @@ class RequestRun:
     # ---- start ----
 
     async def _start(self) -> None:
-        route = self.route
         await self._transfer.start()
-        self._prefill = Leg(Tier.PREFILL, route.prefill, self._open(Tier.PREFILL), self._inbox)
-        if route.placement.pipeline is Pipeline.P_RLD_MD:
+        self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._inbox)
+        if self.route.placement.pipeline is Pipeline.P_RLD_MD:
             with suppress(EngineUnavailableError):  # it went down since the request was placed
                 self._open_relay(self._pages.names)
         if self._relay is None:
@@ -177,7 +160,7 @@ class RequestRun:
     def _open_main(self, await_names: tuple[bytes, ...]) -> None:
         # Without a relay main decode has token 0 before its pages: prompt and token are computed in one pass, except
         # where its prediction is wanted.
-        direct = self._relay is None and not self._trace.relay_instance
+        direct = self._relay is None and not self._record.trace.relay_instance
         takes_over = direct and not self.route.agreement.wants(self.route.main.instance)
         request = self._open(Tier.MAIN, await_names, takes_over=takes_over)
         self._main = Leg(Tier.MAIN, self.route.main, request, self._inbox, self._shortcut)
@@ -206,7 +189,7 @@ class RequestRun:
         request = self._open(Tier.RELAY, await_names, takes_over=True)
         self._relay = Leg(Tier.RELAY, self.route.relay, request, self._inbox)
         self._handoff.relay_opened(self.route.relay, self._now())
-        self._trace.relay_instance = self._relay.instance
+        self._record.trace.relay_instance = self._relay.instance
 
     # ---- events ----
 
@@ -240,10 +223,10 @@ class RequestRun:
     def _tokens(self, leg: Leg, event: Tokens) -> TokenBatch | None:
         if event.prefilled is not None:
             self.cached_tokens = max(self.cached_tokens, event.prefilled.cached_tokens)
-            if self._trace.prefill_hit_rate is None:  # a repeated prefill finds what the first one left
-                self._trace.prefill_hit_rate = event.prefilled.cached_tokens / len(self.request.prompt)
+            self._record.hit(event.prefilled.cached_tokens)
             self.prompt_logprobs = event.prefilled.logprobs
-        batch = self._splice.accept(event.index, event.ids, leg.tier, self._limit(leg), event.logprobs)
+        limit = self.request.debug.handoff_at if leg.tier is Tier.RELAY and self._main is not None else None
+        batch = self._splice.accept(event.index, event.ids, leg.tier, limit, event.logprobs)
         if batch is not None:
             self._predictions.made(batch.index, batch.ids, leg.instance)
         if event.last and batch is not None and len(self._splice.tokens) == event.index + len(event.ids):
@@ -251,15 +234,11 @@ class RequestRun:
             batch = dataclasses.replace(batch, last=True)
         return batch
 
-    def _limit(self, leg: Leg) -> int | None:
-        return self.request.debug.handoff_at if leg.tier is Tier.RELAY and self._main is not None else None
-
     def _opened(self, leg: Leg, event: Opened) -> None:
         leg.opened = True
         if leg is self._main:
             self._predictions.predicted(0, event.prediction, leg.instance)  # it is opened with the prompt alone
-        if leg is self._main and self._trace.kv_ready is None:
-            self._trace.kv_ready = self._now() - (event.ready - event.pages_ready)
+            self._record.main_opened(event)
 
     def _finished(self, leg: Leg, event: Finished) -> None:
         if leg is self._prefill:
@@ -377,7 +356,7 @@ class RequestRun:
             await self._transfer.end(keep_sending=False)
 
     def _consider_handoff(self, main: Leg) -> None:
-        if self._relay is None and not self._trace.relay_instance:
+        if self._relay is None and not self._record.trace.relay_instance:
             main.takeover(self._splice.tokens)  # P-MD: main decode has the ids before its pages are complete
             return
         if self._relay is None:
@@ -397,9 +376,7 @@ class RequestRun:
             self._hand_off(main)
 
     def _hand_off(self, main: Leg) -> None:
-        self._trace.handoff_index = len(self._splice.tokens)
-        self._trace.handoff_mode, self._trace.handoff_rounds = self._handoff.mode, len(self._handoff.extends)
-        self._trace.handoff_start, self._trace.held_back = self._now(), self._pacer.held
+        self._record.handed_off(len(self._splice.tokens), self._handoff, self._pacer.held)
         self._handed_off = True
         self._handoff.switched()
         self._handoff.told(main, self._now())
@@ -411,22 +388,12 @@ class RequestRun:
         return self._main is not None and self._main.opened
 
     def _arrived(self, batch: TokenBatch) -> None:
-        trace, now = self._trace, self._now()
+        now = self._now()
         if batch.tier is Tier.PREFILL:
-            trace.prefill_done = now
+            self._record.trace.prefill_done = now
         elif batch.tier is Tier.RELAY:
             self._handoff.relay_decoded(now)
-        elif self._main is not None and self._handed_off and trace.handoff_done is None:
-            trace.handoff_done = now
+        elif self._main is not None and self._handed_off and self._record.trace.handoff_done is None:
             self._handoff.computed(self._main, now)
             self._handoff.main_decoded()
-            trace.handoff_extends, trace.relay_extra_tokens = self._handoff.extends, self._handoff.extra_tokens
-
-    def _mark_shown(self, batch: TokenBatch) -> None:
-        if batch.index == 0:
-            self._trace.first_token = self._now()
-        if batch.index <= 1 < batch.index + len(batch.ids):
-            self._trace.second_token = self._now()
-
-    def _now(self) -> float:
-        return time.monotonic() - self.request.arrival
+            self._record.taken_over(self._handoff)
