@@ -85,6 +85,12 @@ def test_a_cluster_whose_line_is_behind_is_left_out():
     assert place(Prfaas(1000), request, *ALL, queued=5e9).prefill == "far-0"
 
 
+def test_the_best_cache_does_not_draw_everything_while_another_cluster_is_idle():
+    request = RequestView(5000, {"far-0": 4000 - 100, "other-0": 100})
+    assert place(Prfaas(1000), request, FAR._replace(running=1), NEAR, MAIN, OTHER).prefill == "far-0"
+    assert place(Prfaas(1000), request, FAR._replace(running=2), NEAR, MAIN, OTHER).prefill == "other-0"
+
+
 def test_a_relay_masks_the_line_where_the_policy_is_unified():
     request = RequestView(5000, {"md-0": 0})
     placement = place(Prfaas(1000, hit_threshold=0.95), request, *ALL, RELAY)

@@ -29,6 +29,7 @@ COMMANDS = {
     "plan": "Find the best deployment for a workload, prices, lines and service levels.",
     "simulate": "Run a workload through a deployment that need not exist.",
     "reproduce": "Compare published figures with those that we obtain.",
+    "study": "Answer questions beyond the papers' tables with the planner's model.",
     "bench": "Measure: transfers between depots, beside other tools in the same run.",
     "line": "Run a shaped line in user space, standing in for a wide-area network.",
 }

@@ -12,7 +12,7 @@ from pdrelay.perf.lengths import Array
 from pdrelay.perf.stages import compute_rate, of_share, system_rate
 from pdrelay.plan.loads import Loads
 from pdrelay.plan.problem import Plan
-from pdrelay.plan.relaying import work_with_relays
+from pdrelay.plan.relaying import relay_capacity, work_with_relays
 
 LOCAL_PREFILL, REMOTE_PREFILL, DECODE = "local prefill", "remote prefill", "decode"
 
@@ -96,8 +96,7 @@ def rates(loads: Loads, plan: Plan, index: int = 0) -> Rates:
     prefills = counts_of(plan, Role.PREFILL)
     offload = float(offload_capacity(loads, prefills)[index])
     local = float(local_capacity(loads, prefills)[index])
-    work = work_with_relays(loads, plan, _shares(loads, prefills, index), index)
-    decode = float(decode_capacity(loads, counts_of(plan, Role.DECODE), work)[0])
+    decode = _with_relays(loads, plan, index)
     share = float(loads.offloaded[index])
     total = float(system_rate(np.array([offload]), share, np.array([local]), decode)[0])
     full = {
@@ -110,6 +109,17 @@ def rates(loads: Loads, plan: Plan, index: int = 0) -> Rates:
         first = _full_line(loads, prefills, index) or first
     sizes = [cluster_size(loads, cluster, prefills, index) for cluster in loads.remote]
     return Rates(offload, local, decode, share, total, first, total * share * max(sizes, default=0.0))
+
+
+def _with_relays(loads: Loads, plan: Plan, index: int) -> float:
+    """Decode rate: while main decode is full, relays keep their requests as long as they have room."""
+    shares = _shares(loads, counts_of(plan, Role.PREFILL), index)
+    work = loads.decoding._replace(extend=work_with_relays(loads, plan, shares, index).extend)
+    main = float(decode_capacity(loads, counts_of(plan, Role.DECODE), work)[0])
+    relayed, tokens = relay_capacity(loads, plan, shares, index)
+    if not tokens or not work.steps:
+        return main
+    return min(main + tokens / work.steps, main / max(1 - relayed, 1e-9))
 
 
 def clusters(loads: Loads, plan: Plan, index: int = 0) -> list[tuple[str, float]]:

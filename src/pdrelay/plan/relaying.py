@@ -86,6 +86,24 @@ def work_with_relays(loads: Loads, plan: Plan, shares: Mapping[str, float], inde
     return work._replace(steps=max(0.0, work.steps - saved), extend=extend)
 
 
+def relay_capacity(loads: Loads, plan: Plan, shares: Mapping[str, float], index: int = 0) -> tuple[float, float]:
+    """Share of all requests that relays may serve, and the tokens/s that full relays make."""
+    if not plan.hit_threshold:
+        return 0.0, 0.0
+    low = float(loads.problem.lengths.weight @ (loads.goes(index) & loads.low(plan.hit_threshold)))
+    relayed = tokens = 0.0
+    for cluster, share in shares.items():
+        if relay_of(loads, plan, cluster) is None:
+            continue
+        relayed += share * low
+        for pool in loads.problem.pools:
+            count = plan.of(pool.name, Role.RELAY)
+            if pool.cluster == cluster and count:
+                batch = max(1, largest_batch(pool.profile, loads.decoding))
+                tokens += count * batch / pool.profile.decode_step_seconds(batch, batch * loads.decoding.context)
+    return relayed, tokens
+
+
 def _extend(loads: Loads, plan: Plan, made: Array) -> Array:
     """Seconds of main decode to compute the KV of the relay's tokens; the weights are read with a step anyway."""
     pool = next((p for p in loads.problem.pools if plan.of(p.name, Role.DECODE)), None)

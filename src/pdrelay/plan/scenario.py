@@ -23,7 +23,7 @@ from pdrelay.sim.scenario import InstanceSpec, Scenario
 from pdrelay.sim.simulation import Outcome, Simulation
 from pdrelay.workload.base import Request
 
-TURNS = 7
+TURNS = 10
 """Requests that each user of a closed system sends, one after the other."""
 
 COUNTED = (0.35, 0.75)

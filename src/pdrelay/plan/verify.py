@@ -101,6 +101,8 @@ def why_rate(worth: Worth, most: Sustained) -> str:
     text = f"{worth.rates.binding} was expected to be full first; in the simulator {found} were busy"
     if most.metrics.preemptions:
         text += f", with {most.metrics.preemptions:,} preemptions"
+    if most.metrics.made["relay"] and most.rate > worth.rates.total:
+        text += "; what ends on a relay waits neither for main decode nor for the line, whose backlog then grows"
     return text
 
 

@@ -22,6 +22,10 @@ Bandwidth = Literal["scarce", "abundant"]
 LINE_SLACK = 1.0
 """Seconds that a cluster's line may be behind the least loaded one before the cluster is left out."""
 
+LOAD_SLACK = 1
+"""Requests that a cluster's least loaded instance may have more than the least loaded of all: the best cache must not
+draw all requests while another cluster is idle."""
+
 
 class Prfaas:
     """Remote prefill above the threshold, local prefill up to it."""
@@ -99,7 +103,7 @@ class _Sides(NamedTuple):
         waits = {i.cluster: _queued(snapshot, i.cluster, home) for i in away if i.healthy}
         least = min(waits.values(), default=0.0)
         near = [i for i in away if waits.get(i.cluster, 0.0) <= least + LINE_SLACK]
-        return cls(tuple(i for i in prefill if i.cluster == home), tuple(near))
+        return cls(tuple(i for i in prefill if i.cluster == home), _not_behind(near))
 
     @property
     def able(self) -> bool:
@@ -114,6 +118,16 @@ def _worth_sending(request: RequestView, snapshot: Snapshot, holder: str, prefil
     clusters = {i.name: i.cluster for i in snapshot.instances}
     link = snapshot.links.get((clusters[holder], clusters[prefill]))
     return holder if link is not None and not link.down and clusters[holder] != clusters[prefill] else ""
+
+
+def _not_behind(instances: list[InstanceView]) -> tuple[InstanceView, ...]:
+    """Instances of the clusters that have about as little to do as the idlest one, and those that are down."""
+    loads: dict[str, int] = {}
+    for instance in instances:
+        if instance.healthy:
+            loads[instance.cluster] = min(instance.load, loads.get(instance.cluster, instance.load))
+    most = min(loads.values(), default=0) + LOAD_SLACK
+    return tuple(i for i in instances if loads.get(i.cluster, 0) <= most)
 
 
 def _queued(snapshot: Snapshot, source: str, target: str) -> float:

@@ -7,6 +7,7 @@ from math import exp, log, sqrt
 from statistics import NormalDist, fmean
 from typing import NamedTuple
 
+from pdrelay.reproduce.pdd_plan import plan_rows
 from pdrelay.reproduce.pdd_runs import Moved, Served, Serving, at_published_rate, move, serve_all
 from pdrelay.reproduce.pdd_setup import (
     ARRIVALS,
@@ -67,6 +68,7 @@ def reproduce(runs: int = 2, processes: int = 1, on_step: OnStep = lambda _done,
     rows = [
         *_table2(skewed, narrow), *_table4(tails), *_figure8(served[figure8[0]], served[figure8[1]]), *_table5(),
         *_table7(tails["idc"]), *_table8(rates["pdd"], rates["idc"]),
+        *plan_rows(),
     ]  # fmt: skip
     return Report(rows, {kind: served[at_published_rate(kind, 0)] for kind in kinds})
 

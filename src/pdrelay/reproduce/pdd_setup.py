@@ -72,17 +72,17 @@ def wan() -> LineSpec:
 def scenario(kind: Deployment, mode: Mode = "one_shot") -> Scenario:
     """One of the three deployments."""
     instances = [
-        InstanceSpec(f"p-{i:02}", "near", frozenset({Role.PREFILL}), _profile("P", H100_STEP, 1), PREFILLS_AT_ONCE)
+        InstanceSpec(f"p-{i:02}", "near", frozenset({Role.PREFILL}), profile("P", H100_STEP, 1), PREFILLS_AT_ONCE)
         for i in range(10)
     ]
     if kind == "idc":
-        decode = _profile("D", H100_STEP, H100_SEQUENCES)
+        decode = profile("D", H100_STEP, H100_SEQUENCES)
         instances += [InstanceSpec(f"d-{i:02}", "near", frozenset({Role.DECODE}), decode) for i in range(16)]
     else:
-        main = _profile("MD", H200_STEP, 256)
+        main = profile("MD", H200_STEP, 256)
         instances += [InstanceSpec(f"md-{i:02}", "far", frozenset({Role.DECODE}), main) for i in range(16)]
     if kind == "pdd":
-        instances.append(InstanceSpec("rld", "near", frozenset({Role.RELAY}), _profile("RLD", H100_STEP, 256)))
+        instances.append(InstanceSpec("rld", "near", frozenset({Role.RELAY}), profile("RLD", H100_STEP, 256)))
     policies: dict[str, PlacementPolicy[Any]] = {
         "pdd": Pdd(HIT_THRESHOLD, relay_pressure=1.0), "cdc": CdcPd(), "idc": IdcPd(),
     }  # fmt: skip
@@ -92,7 +92,8 @@ def scenario(kind: Deployment, mode: Mode = "one_shot") -> Scenario:
     return Scenario(tuple(instances), lines, policies[kind], settings, overlap=False, token_zero=False)
 
 
-def _profile(name: str, step: float, sequences: int) -> InstanceProfile:
+def profile(name: str, step: float, sequences: int) -> InstanceProfile:
+    """An instance whose decode step takes `step` seconds, whatever its batch."""
     return InstanceProfile(
         name=name,
         prefill=PREFILL,

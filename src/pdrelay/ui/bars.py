@@ -22,7 +22,8 @@ def bar_chart(groups: Sequence[tuple[str, Sequence[float]]], names: Sequence[str
     def across(value: float) -> float:
         return LEFT + (value - least) / span * (WIDTH - LEFT - RIGHT)
 
-    parts = [_legend(names)]
+    signed = least < 0
+    parts = [_legend(names)] if len(names) > 1 else []
     for number, (name, bars) in enumerate(groups):
         y = TOP + number * (BAR * len(names) + GAP)
         parts.append(f'<text x="{LEFT - 8}" y="{y + BAR * len(names) / 2 + 4:.1f}" text-anchor="end">'
@@ -31,7 +32,8 @@ def bar_chart(groups: Sequence[tuple[str, Sequence[float]]], names: Sequence[str
             start, end = sorted((across(0.0), across(value)))
             parts.append(f'<rect x="{start:.1f}" y="{y + place * BAR}" width="{max(end - start, 0.5):.1f}" '
                          f'height="{BAR - 1}" fill="{COLOURS[place % len(COLOURS)]}"/>')  # fmt: skip
-            parts.append(f'<text x="{end + 4:.1f}" y="{y + place * BAR + BAR - 1}" font-size="9">{value:+.3g}</text>')
+            shown = f"{value:+.3g}" if signed else f"{value:.3g}"
+            parts.append(f'<text x="{end + 4:.1f}" y="{y + place * BAR + BAR - 1}" font-size="9">{shown}</text>')
     zero = across(0.0)
     parts.append(f'<path fill="none" stroke="#444" d="M{zero:.1f},{TOP - 2}V{height - BOTTOM}"/>')
     parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{height - 8}" text-anchor="middle">{escape(label)}</text>')

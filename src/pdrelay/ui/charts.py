@@ -33,9 +33,9 @@ class Axis(NamedTuple):
     most: float | None = None
 
 
-def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
+def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, legend_low: bool = False) -> str:
     """An SVG element with axes, ticks and a legend. Points that are not finite, outside of an axis, or not
-    above 0 on a log axis, are left out.
+    above 0 on a log axis, are left out. The legend is at the top left, or with `legend_low` at the bottom left.
     """
     drawn = [line._replace(points=[p for p in line.points if _usable(p, x, y)]) for line in series]
     drawn = [line for line in drawn if line.points]
@@ -43,7 +43,11 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
         return '<p class="empty">nothing to draw</p>'
     across = _Scale(x, [p[0] for line in drawn for p in line.points], LEFT, WIDTH - RIGHT)
     up = _Scale(y, [p[1] for line in drawn for p in line.points], HEIGHT - BOTTOM, TOP)
-    body = [*_ticks(across, up, x, y), *(_path(line, i, across, up) for i, line in enumerate(drawn)), *_legend(drawn)]
+    body = [
+        *_ticks(across, up, x, y),
+        *(_path(line, i, across, up) for i, line in enumerate(drawn)),
+        *_legend(drawn, low=legend_low),
+    ]
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y.label)} by {escape(x.label)}" '
         'font-family="system-ui, sans-serif" font-size="11" fill="#333">' + "".join(body) + "</svg>"
@@ -128,12 +132,13 @@ def _ticks(across: _Scale, up: _Scale, x: Axis, y: Axis) -> list[str]:
     return parts
 
 
-def _legend(drawn: Sequence[Series]) -> list[str]:
+def _legend(drawn: Sequence[Series], *, low: bool) -> list[str]:
     width, height = 34 + LEGEND_LETTER * max(len(line.name) for line in drawn), 15 * len(drawn) + 4
-    box = f'x="{LEFT + 5}" y="{TOP + 2}" width="{width:.0f}" height="{height}"'
+    top = HEIGHT - BOTTOM - height - 4 if low else TOP
+    box = f'x="{LEFT + 5}" y="{top + 2}" width="{width:.0f}" height="{height}"'
     parts = [f'<rect {box} fill="#fff" fill-opacity="0.8"/>']
     for number, line in enumerate(drawn):
-        y = TOP + 14 + 15 * number
+        y = top + 14 + 15 * number
         parts.append(f'<rect x="{LEFT + 10}" y="{y - 7}" width="12" height="3" fill="{_colour(number)}"/>')
         parts.append(f'<text x="{LEFT + 27}" y="{y - 2}">{escape(line.name)}</text>')
     return parts
