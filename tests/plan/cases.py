@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from pdrelay.cluster.topology import Role
@@ -22,15 +21,3 @@ def case(promise: Promise = PROMISE, **more: Any) -> Problem:
              Pool("h20", "near", H20, 8, frozenset({Role.PREFILL, Role.DECODE})))  # fmt: skip
     wires = {("far", "near"): Wire(100e9 / 8, rtt=0.01)}
     return Problem(**{"pools": pools, "wires": wires, "lengths": LENGTHS, "promise": promise, **more})
-
-
-def large() -> Problem:
-    """Three clusters, four chips, a thousand instances."""
-    pools = []
-    kinds = {"h200": (H200, 10.08), "h20": (H20, 4.99), "a": (H200.scaled("a", 0.5, 0.4), 3.6),
-             "e": (H200.scaled("e", 0.7, 2.1), 8.0)}  # fmt: skip
-    for cluster, count in (("a", 83), ("b", 83), ("c", 84)):
-        for kind, (profile, price) in kinds.items():
-            pools.append(Pool(f"{kind}-{cluster}", cluster, replace(profile, price=price), count))
-    wires = {(a, b): Wire(100e9 / 8, 0.02, 256, price=1e-12) for a in "abc" for b in "abc" if a != b}
-    return Problem(tuple(pools), wires, LENGTHS, Promise(ttft=8.0, tpot=0.05))

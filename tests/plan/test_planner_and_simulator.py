@@ -51,7 +51,7 @@ def scenario(seed: int) -> tuple[Problem, Plan]:
     remotes = CLUSTERS[1 : 1 + int(random.integers(0, 3))]
     lengths = _lengths(random)
     pools = [Pool(c, c, _profile(random, c), 99) for c in ("home", *remotes)]
-    wires = {(c, "home"): Wire(random.uniform(0.3e9, 12e9), random.uniform(0.001, 0.08), 256,
+    wires = {(c, "home"): Wire(10 ** random.uniform(8.2, 10), random.uniform(0.001, 0.08), 256,
                                wire_ratio=random.uniform(0.5, 1.0)) for c in remotes}  # fmt: skip
     cache = {c: random.uniform(0.5, 1.0) for c in ("home", *remotes)} if random.random() < 0.5 else {}
     problem = Problem(tuple(pools), wires, lengths, Promise(tpot=random.uniform(0.03, 0.06)), cache=cache)

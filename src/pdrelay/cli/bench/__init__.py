@@ -11,6 +11,7 @@ COMMANDS = {
     "transfer": "Move KV between two depots, beside other tools and beside the published measurement.",
     "compare": "Serve the same requests under each policy over a shaped line: what relay decode buys and costs.",
     "gateway": "Relay token streams through the gateway, beside other gateways and routers.",
+    "planner": "Time the planner: the grid of PrfaaS's Table 6, and a plan over 1,000 instances.",
     "codec": "Encode the KV of a real model for slow lines: ratio, speed, effect on output.",
 }
 """Benchmark to its line in `pdrelay bench --help`; the code is in `pdrelay.cli.bench.<name>`."""
