@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from pdrelay.perf.instance import InstanceProfile, from_profile
 from pdrelay.perf.profile import load, shipped
-from pdrelay.sim.engine import Engine, Forward, Sequence
+from pdrelay.sim.engine import Engine
 from pdrelay.sim.events import Events
 from pdrelay.sim.steps import steps_seconds, steps_within
+from pdrelay.sim.work import Forward, Sequence
 
 TINY = from_profile(load(shipped("tiny-emulated")))
 

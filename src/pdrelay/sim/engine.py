@@ -12,61 +12,15 @@ INV-SIM-ENGINE-2: a sequence makes exactly the tokens that it was asked for, unl
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 
 from pdrelay.perf.instance import InstanceProfile
 from pdrelay.perf.profile import ForwardCost
 from pdrelay.sim.events import Event, Events
+from pdrelay.sim.gaps import Gaps
 from pdrelay.sim.steps import steps_seconds, steps_within
-
-
-class Forward:
-    """Known tokens to compute: a prompt's uncached part, or an extension. It holds `reserve` tokens of memory."""
-
-    __slots__ = ("behind", "cancelled", "done", "extend", "on_chunk", "on_done", "reserve", "started", "tokens")
-
-    def __init__(
-        self,
-        tokens: int,
-        behind: int,
-        on_done: Callable[[], None],
-        *,
-        extend: bool = False,
-        reserve: int = 0,
-        on_chunk: Callable[[int], None] | None = None,
-    ) -> None:
-        """`behind`: computed tokens before these. `on_chunk` is called at the start of each chunk with the tokens that
-        will be done at its end: its layers leave one by one as they are computed."""
-        self.tokens, self.behind, self.on_done, self.on_chunk = tokens, behind, on_done, on_chunk
-        self.extend, self.reserve = extend, reserve
-        self.done = 0
-        self.started = -1.0
-        self.cancelled = False
-
-
-class Sequence:
-    """A request that decodes `remaining` tokens after `context` ones."""
-
-    __slots__ = (
-        "active", "context", "finish_step", "first_token", "join_step", "largest_gap", "made_before", "on_end",
-        "preemptions", "remaining", "stopped",
-    )  # fmt: skip
-
-    def __init__(self, context: int, remaining: int, on_end: Callable[[], None]) -> None:
-        self.context, self.remaining, self.on_end = context, remaining, on_end
-        self.active = self.stopped = False
-        self.join_step = self.finish_step = 0
-        self.made_before = 0  # tokens before it was preempted
-        self.first_token = -1.0
-        self.largest_gap = 0.0
-        self.preemptions = 0
-
-
-def _stale(entry: tuple[int, int, Sequence]) -> bool:
-    """True for an end that was set before the sequence left."""
-    return not entry[2].active or entry[2].finish_step != entry[0]
+from pdrelay.sim.work import Forward, Sequence, stale
 
 
 class Engine:
@@ -95,7 +49,7 @@ class Engine:
         self._start = self._first = self._growth = 0.0
         self._count = 0
         self._chunks: list[tuple[Forward, int]] = []
-        self._gaps: tuple[list[int], list[float]] = ([], [])  # last step of a segment, its longest step: falling
+        self._gaps = Gaps()
         self.busy_seconds = 0.0
         self.tokens_made = 0
         self.preemptions = 0
@@ -299,7 +253,7 @@ class Engine:
             self._steps += count
             self._context += self._batch * count
             self.tokens_made += self._batch * count
-            self._note_gap(self._first + self._growth * (count - 1))
+            self._gaps.note(self._first + self._growth * (count - 1), self._steps, self._oldest_join)
         ended = self._ended()
         finished = [forward for forward, tokens in chunks if self._computed(forward, tokens)]
         for forward in finished:
@@ -321,10 +275,10 @@ class Engine:
     def _ended(self) -> list[Sequence]:
         """Takes out the sequences that have made their last token, or were stopped."""
         ended = []
-        while self._ends and (self._ends[0][0] <= self._steps or _stale(self._ends[0])):
+        while self._ends and (self._ends[0][0] <= self._steps or stale(self._ends[0])):
             entry = heapq.heappop(self._ends)
             sequence = entry[2]
-            if not _stale(entry):
+            if not stale(entry):
                 made = self.made(sequence)
                 assert made == sequence.remaining, f"INV-SIM-ENGINE-2: {made} of {sequence.remaining}"
                 self._leave(sequence)
@@ -338,11 +292,15 @@ class Engine:
             self._joined = [sequence for sequence in self._joined if sequence.active]
         return ended
 
+    def _oldest_join(self) -> int:
+        """The step with which the oldest of those who run joined."""
+        return min((s.join_step for s in self._joined if s.active), default=self._steps)
+
     def _leave(self, sequence: Sequence) -> None:
         made = self._steps - sequence.join_step
         self._batch -= 1
         self._context -= sequence.context + made
-        sequence.largest_gap = max(sequence.largest_gap, self._longest_step_since(sequence.join_step))
+        sequence.largest_gap = max(sequence.largest_gap, self._gaps.longest_since(sequence.join_step))
         sequence.made_before += made
         sequence.active = False
 
@@ -405,22 +363,3 @@ class Engine:
         self._waiting.appendleft(
             Forward(made, sequence.context - made, again, extend=True, reserve=sequence.context) if made else sequence
         )
-
-    # ---- the largest gap ----
-
-    def _note_gap(self, step: float) -> None:
-        ends, steps = self._gaps
-        while steps and steps[-1] <= step:
-            steps.pop()
-            ends.pop()
-        steps.append(step)
-        ends.append(self._steps)
-        if len(ends) > 4096:  # only what no running sequence can have seen is old enough to go
-            oldest = min((s.join_step for s in self._joined if s.active), default=self._steps)
-            keep = bisect_right(ends, oldest)
-            self._gaps = (ends[keep:], steps[keep:])
-
-    def _longest_step_since(self, step: int) -> float:
-        ends, steps = self._gaps
-        index = bisect_right(ends, step)
-        return steps[index] if index < len(steps) else 0.0

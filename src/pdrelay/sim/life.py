@@ -7,49 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isnan
-from typing import Protocol
 
 from pdrelay.errors import PlacementError
-from pdrelay.policy.base import Placement
 from pdrelay.sim.delivery import Delivery, Pins
-from pdrelay.sim.engine import Engine, Forward, Sequence
-from pdrelay.sim.events import Events
-from pdrelay.sim.line import Line
+from pdrelay.sim.engine import Engine
 from pdrelay.sim.parts import Instance
 from pdrelay.sim.record import Record
-from pdrelay.sim.relaying import Handoffs, Relaying
+from pdrelay.sim.relaying import Relaying
+from pdrelay.sim.work import Forward, Sequence
+from pdrelay.sim.world import World
 from pdrelay.workload.base import Request
 
 MAX_RESCUES = 3
-
-
-class World(Protocol):
-    """The deployment around a request."""
-
-    events: Events
-    handoffs: Handoffs
-    overlap: bool
-    token_zero: bool
-
-    def place(self, request: Request) -> tuple[Placement, dict[str, int]]:
-        """Asks the policy; also the prompt tokens that each instance holds. Raises PlacementError."""
-        ...
-
-    def instance(self, name: str) -> Instance:
-        """The instance called `name`."""
-        ...
-
-    def spare_relay(self, cluster: str) -> Instance | None:
-        """A relay that can go on with a request of `cluster`."""
-        ...
-
-    def line(self, source: str, target: str) -> Line | None:
-        """The line between two clusters; None where KV moves in no time."""
-        ...
-
-    def ended(self, life: Life) -> None:
-        """The request has ended, one way or the other."""
-        ...
 
 
 class Life:
@@ -61,7 +30,7 @@ class Life:
         "record", "relay", "relaying", "request",
     )  # fmt: skip
 
-    def __init__(self, world: World, number: int, request: Request, arrival: float) -> None:
+    def __init__(self, world: World[Life], number: int, request: Request, arrival: float) -> None:
         self._world, self.request = world, request
         self.record = Record(number, arrival, request.prompt, request.output, request.session)
         self.prompt, self.output = request.prompt, request.output  # of the leg under way

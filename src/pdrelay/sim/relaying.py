@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pdrelay.policy.handoff import Action, RelayedRequest, Settings, State, decide, observe_extend
-from pdrelay.sim.engine import Engine, Forward, Sequence
+from pdrelay.sim.engine import Engine
 from pdrelay.sim.events import Event, Events
 from pdrelay.sim.parts import Instance
 from pdrelay.sim.record import Record
+from pdrelay.sim.work import Forward, Sequence
 
 CHECK = 1.0
 """Seconds between two looks at a relayed request whose KV is still under way."""
