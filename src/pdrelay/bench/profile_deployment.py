@@ -19,6 +19,9 @@ from pdrelay.errors import ConfigError, DepotUnavailableError
 CONNECT = 10.0
 """Seconds in which engines and depots must answer."""
 
+LINE_SECONDS = 3.0
+"""A line is measured with transfers of about so long at its configured rate, or shorter ones."""
+
 PROMPTS = (128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 """Lengths at which prefill is measured, as far as they are wanted."""
 
@@ -57,7 +60,7 @@ async def measure_instance(
 
 
 async def measure_lines(parts: Parts, tokens: int, repetitions: int) -> dict[tuple[str, str], LineSample]:
-    """Measures each link, by (source, target) cluster, with the KV of prompts of `tokens` tokens.
+    """Measures each link, by (source, target) cluster, with the KV of prompts of up to `tokens` tokens.
 
     Links at whose ends nothing is ever prefilled or decoded are left out. Raises ConfigError, BenchError.
     """
@@ -74,7 +77,8 @@ async def measure_lines(parts: Parts, tokens: int, repetitions: int) -> dict[tup
         for end in pair:
             await _answers(parts.engines[end.engine.instance])
         try:
-            found[link.source, link.target] = await measure_line(*pair, tokens, repetitions)
+            size = link.first_rate * LINE_SECONDS
+            found[link.source, link.target] = await measure_line(*pair, tokens, repetitions, size)
         except DepotUnavailableError as error:
             raise ConfigError(f"profile: a depot of the line {link.source} to {link.target}: {error}") from error
     return found

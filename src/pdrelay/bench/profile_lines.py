@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -18,6 +19,7 @@ from pdrelay.kv.names import Scope, prompt_pages, root
 
 PATIENCE = 120.0
 """Seconds for one transfer."""
+LEAST_TOKENS = 128
 
 
 class LineSample(NamedTuple):
@@ -39,12 +41,18 @@ class End(NamedTuple):
     host: str
 
 
-async def measure_line(source: End, target: End, prompt_tokens: int, repetitions: int) -> LineSample:
-    """Sends the KV of `repetitions` new prompts. Raises ConfigError without an engine, BenchError when none arrives."""
+async def measure_line(
+    source: End, target: End, prompt_tokens: int, repetitions: int, most_bytes: float = math.inf
+) -> LineSample:
+    """Sends the KV of `repetitions` new prompts, of about `most_bytes` at most.
+
+    Raises ConfigError without an engine, BenchError when none arrives.
+    """
     hello = source.engine.status.hello
     if hello is None:
         raise ConfigError(f"profile: engine {source.engine.instance} does not answer: {source.engine.status.detail}")
-    tokens = min(prompt_tokens, hello.max_model_len - 2)
+    fitting = max(LEAST_TOKENS, int(min(most_bytes / hello.contract.bytes_per_token, prompt_tokens)))
+    tokens = min(prompt_tokens, fitting, hello.max_model_len - 2)
     sizes, rates = [], []
     async with _listening(source.depot) as heard:
         for number in range(repetitions):

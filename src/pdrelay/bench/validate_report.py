@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isfinite
 
 from rich.console import Console
 from rich.table import Table
@@ -79,9 +80,14 @@ def _charts(report: Report) -> list[tuple[str, str]]:
     found = []
     for metric in METRICS if report.simulated and runs else ():
         dots = [Series(name, _points(report, timings, metric), dots=True) for name, timings in runs.items()]
-        values = [value for series in dots for point in series.points for value in point] or [0.0]
-        line = Series("equal", [(min(values), min(values)), (max(values), max(values))], dashed=True)
-        found.append((LABELS[metric], line_chart([*dots, line], Axis("real, seconds"), Axis("simulated, seconds"))))
+        values = [value for series in dots for point in series.points for value in point]
+        known = [value for value in values if isfinite(value)]
+        if not known:
+            continue
+        least, most = min(known), max(known)
+        line = Series("equal", [(least, least), (most, most)], dashed=True)
+        axes = [Axis(f"{run}, seconds", least=least, most=most) for run in ("real", "simulated")]
+        found.append((LABELS[metric], line_chart([*dots, line], *axes)))
     return found
 
 

@@ -21,8 +21,9 @@ LEAST_LIMIT = 0.10
 ROOM = 1.5
 """Times the difference between two real runs that the simulator may be off."""
 
-CORES = (0.0, *(n / 8 for n in range(4, 33)))
-"""Shares of the machine that calibration tries; 0: each engine has cores of its own."""
+CORES = (0.0, *(n / 4 for n in range(2, 17)))
+"""Cores that calibration tries first; 0: each engine has cores of its own."""
+FINER = 0.125
 
 Times = dict[tuple[str, int], dict[str, float]]
 """Seconds by metric, of a turn of a session."""
@@ -81,18 +82,19 @@ def simulate(scenario: Scenario, requests: Sequence[Request]) -> Times:
 
 def calibrate(build: Build, requests: Sequence[Request], real: Times) -> Terms:
     """The terms with which the simulation comes closest to a real run: the sum of the median errors is least."""
-    best, least = Terms(), math.inf
-    for cores in CORES:
-        terms = Terms(cores)
-        # A first guess of the gateway's time is what is missing from TTFT; it moves everything, so it is guessed anew.
-        for _ in range(2):
-            simulated = simulate(build(terms), requests)
-            missing = [real[key]["ttft"] - simulated[key]["ttft"] for key in real.keys() & simulated.keys()]
-            terms = terms._replace(front=max(0.0, terms.front + float(np.median(missing))))
-        found = sum(errors(simulate(build(terms), requests), real).values())
-        if found < least:
-            best, least = terms, found
-    return best
+    tried = [_with_cores(build, requests, real, cores) for cores in CORES]
+    around = min(tried)[1].cores
+    if around:
+        tried += [_with_cores(build, requests, real, around + side * FINER) for side in (-1, 1)]
+    return min(tried)[1]
+
+
+def _with_cores(build: Build, requests: Sequence[Request], real: Times, cores: float) -> tuple[float, Terms]:
+    """The sum of errors, and the terms with these cores: the gateway's time is what is missing from TTFT."""
+    first = simulate(build(Terms(cores)), requests)
+    missing = [real[key]["ttft"] - first[key]["ttft"] for key in real.keys() & first.keys()]
+    terms = Terms(cores, max(0.0, float(np.median(missing))))
+    return sum(errors(simulate(build(terms), requests), real).values()), terms
 
 
 def errors(simulated: Times, real: Times) -> dict[str, float]:

@@ -240,7 +240,7 @@ def html(found: list[BreakEven]) -> str:
         ("Gain by line rate", line_chart([*by_line, even], Axis("line, Gbit/s", logarithmic=True), gain)),
         (
             "Gain by distance, 100 Gbit/s",
-            line_chart([*by_distance, even_far], Axis("km", logarithmic=True), gain, legend_low=True),
+            line_chart([*by_distance, even_far], Axis("km", logarithmic=True), gain),
         ),
     ]
     return page(

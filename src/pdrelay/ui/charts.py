@@ -12,6 +12,7 @@ COLOURS = ("#1f6fb4", "#d1582a", "#2b8a5f", "#8a4fb0", "#a08000", "#555555", "#c
 WIDTH, HEIGHT = 560, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 26, 12, 44
 LEGEND_LETTER = 6.2  # width of one, about
+LEGEND_ROW = 16
 
 
 class Series(NamedTuple):
@@ -33,9 +34,9 @@ class Axis(NamedTuple):
     most: float | None = None
 
 
-def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, legend_low: bool = False) -> str:
+def line_chart(series: Sequence[Series], x: Axis, y: Axis) -> str:
     """An SVG element with axes, ticks and a legend. Points that are not finite, outside of an axis, or not
-    above 0 on a log axis, are left out. The legend is at the top left, or with `legend_low` at the bottom left.
+    above 0 on a log axis, are left out. The legend is above.
     """
     drawn = [line._replace(points=[p for p in line.points if _usable(p, x, y)]) for line in series]
     drawn = [line for line in drawn if line.points]
@@ -43,13 +44,11 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, *, legend_low: bool =
         return '<p class="empty">nothing to draw</p>'
     across = _Scale(x, [p[0] for line in drawn for p in line.points], LEFT, WIDTH - RIGHT)
     up = _Scale(y, [p[1] for line in drawn for p in line.points], HEIGHT - BOTTOM, TOP)
-    body = [
-        *_ticks(across, up, x, y),
-        *(_path(line, i, across, up) for i, line in enumerate(drawn)),
-        *_legend(drawn, low=legend_low),
-    ]
+    legend, above = _legend(drawn)
+    body = [*_ticks(across, up, x, y), *(_path(line, i, across, up) for i, line in enumerate(drawn)), *legend]
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y.label)} by {escape(x.label)}" '
+        f'<svg viewBox="0 {-above} {WIDTH} {HEIGHT + above}" role="img" '
+        f'aria-label="{escape(y.label)} by {escape(x.label)}" '
         'font-family="system-ui, sans-serif" font-size="11" fill="#333">' + "".join(body) + "</svg>"
     )
 
@@ -132,16 +131,22 @@ def _ticks(across: _Scale, up: _Scale, x: Axis, y: Axis) -> list[str]:
     return parts
 
 
-def _legend(drawn: Sequence[Series], *, low: bool) -> list[str]:
-    width, height = 34 + LEGEND_LETTER * max(len(line.name) for line in drawn), 15 * len(drawn) + 4
-    top = HEIGHT - BOTTOM - height - 4 if low else TOP
-    box = f'x="{LEFT + 5}" y="{top + 2}" width="{width:.0f}" height="{height}"'
-    parts = [f'<rect {box} fill="#fff" fill-opacity="0.8"/>']
-    for number, line in enumerate(drawn):
-        y = top + 14 + 15 * number
-        parts.append(f'<rect x="{LEFT + 10}" y="{y - 7}" width="12" height="3" fill="{_colour(number)}"/>')
-        parts.append(f'<text x="{LEFT + 27}" y="{y - 2}">{escape(line.name)}</text>')
-    return parts
+def _legend(drawn: Sequence[Series]) -> tuple[list[str], int]:
+    """The names in rows above the frame, and the height of these."""
+    parts: list[str] = []
+    x, row = LEFT, 0
+    places = []
+    for line in drawn:
+        width = round(30 + LEGEND_LETTER * len(line.name))
+        if x + width > WIDTH and x > LEFT:
+            x, row = LEFT, row + 1
+        places.append((x, row))
+        x += width
+    for number, (line, (x, at)) in enumerate(zip(drawn, places, strict=True)):
+        y = LEGEND_ROW * (at - row) - 4
+        parts.append(f'<rect x="{x}" y="{y - 5}" width="12" height="3" fill="{_colour(number)}"/>')
+        parts.append(f'<text x="{x + 17}" y="{y}">{escape(line.name)}</text>')
+    return parts, LEGEND_ROW * (row + 1)
 
 
 def _colour(number: int) -> str:
