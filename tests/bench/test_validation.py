@@ -87,6 +87,6 @@ def test_the_command_runs_on_emulated_engines(tmp_path: Path) -> None:
     report = json.loads(result.stdout)
     assert set(report["failures"]) <= {"validation"}, "how far it is off depends on what else the machine does"
     assert [metric["name"] for metric in report["metrics"]] == list(METRICS)
-    assert {cost["instance"] for cost in report["costs"]} == {"p-0", "rld-0", "md-0"}
+    assert [cost["instance"] for cost in report["costs"]] == ["p-0"]
     assert set(report["runs"]) == {"calibration", "run 1", "run 2"}
     assert page.read_text().count("<svg") == 4

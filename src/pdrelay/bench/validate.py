@@ -24,6 +24,7 @@ from pdrelay.bench.prompts import Scale
 from pdrelay.bench.trio import Trio, running
 from pdrelay.bench.validation import Metric, Times, calibrate, compare, measured, prepared, simulate
 from pdrelay.cluster.config import Deployment, load
+from pdrelay.cluster.topology import Instance
 from pdrelay.errors import BenchError, ConfigError, PdrelayError
 from pdrelay.perf.instance import InstanceProfile
 from pdrelay.perf.profile import load as load_profile
@@ -67,7 +68,7 @@ def sized(*, emulated: bool) -> tuple[WorkloadTable, WorkloadTable]:
             WorkloadTable(generator="pdd", rate=1.5, prompt=1408, output=50.0),
         )
     return (
-        WorkloadTable(generator="agent", rate=0.1, prompt=240, output=32.0, longest=900, block_tokens=BLOCK),
+        WorkloadTable(generator="agent", rate=0.1, prompt=240, output=32.0, longest=720, block_tokens=BLOCK),
         WorkloadTable(generator="pdd", rate=0.2, prompt=560, output=40.0),
     )
 
@@ -148,16 +149,29 @@ class Build:
 async def _measured(
     deployment: Deployment, settings: Settings, report: Report, progress: Callable[[str], None]
 ) -> Build:
-    names = [instance.name for instance in deployment.instance]
-    profiles = {}
-    async with connected(deployment, names, depots=True) as parts:
-        for name in names:
-            profiles[name] = await _profile(parts, name, settings, report, progress)
+    profiles: dict[str, InstanceProfile] = {}
+    async with connected(deployment, [instance.name for instance in deployment.instance], depots=True) as parts:
+        for alike in _alike(deployment):
+            profile = await _profile(parts, alike[0], settings, report, progress)
+            profiles |= dict.fromkeys(alike, profile)
         progress("measuring lines")
         lines = await measure_lines(parts, settings.longest, settings.repetitions)
     rates = {ends: max(line.rates) for ends, line in lines.items()}
     report.line_rates = {f"{source}->{target}": rate for (source, target), rate in rates.items()}
     return Build(deployment, profiles, rates)
+
+
+def _alike(deployment: Deployment) -> list[list[str]]:
+    """Instances that run the same engine in the same way: one of them is measured for all, one near the gateway."""
+    groups: dict[str, list[Instance]] = {}
+    for instance in deployment.instance:
+        kind = (instance.engine, instance.device, instance.profile, instance.args, instance.env)
+        groups.setdefault(repr(kind), []).append(instance)
+    home = deployment.gateway.cluster
+    return [
+        [instance.name for instance in sorted(group, key=lambda each: each.cluster != home)]
+        for group in groups.values()
+    ]
 
 
 async def _profile(
