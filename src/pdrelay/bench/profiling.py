@@ -57,7 +57,7 @@ async def measure(
     if hello is None:
         raise ConfigError(f"profile: engine {engine.instance} does not answer: {engine.status.detail}")
     run = _Run(engine, plan, now)
-    longest = hello.max_model_len - plan.steps - max(plan.extends) - 2
+    longest = hello.max_model_len - plan.repetitions * max(plan.steps, *plan.extends) - 2
     prompts = [length for length in plan.prompts if length <= longest]
     contexts = [length for length in plan.contexts if length <= longest]
     batches = [batch for batch in plan.batches if batch <= hello.max_num_seqs]
@@ -71,16 +71,20 @@ async def measure(
     for context in contexts:
         for tokens in plan.extends:
             on_step(f"extend of {tokens} behind {context}")
-            times = [await run.extend(context, tokens) for _ in range(plan.repetitions)]
-            extend.append(Sample(tokens, context, tuple(times)))
+            behind = context + tokens * (plan.repetitions - 1) // 2  # on average: each goes behind the one before
+            extend.append(Sample(tokens, behind, tuple(await run.extend(context, tokens))))
         for batch in batches:
             on_step(f"decode of {batch} behind {context}")
-            times = [await run.decode(context, batch) for _ in range(plan.repetitions)]
-            decode.append(Sample(batch, batch * (context + plan.steps // 2), tuple(times)))
+            behind = batch * (context + plan.steps * plan.repetitions // 2)
+            decode.append(Sample(batch, behind, tuple(await run.decode(context, batch))))
     way = run.round_trip if plan.remote else 0.0
     return Measured(
         hello, [_without(s, way) for s in prefill], [_without(s, way) for s in extend], decode, run.kv_tokens, way
     )
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def _without(sample: Sample, seconds: float) -> Sample:
@@ -112,23 +116,26 @@ class _Run:
         finally:
             session.abort()
 
-    async def extend(self, context: int, tokens: int) -> float:
-        """Seconds of one extend."""
+    async def extend(self, context: int, tokens: int) -> list[float]:
+        """Seconds of each extend of one session, one behind the other."""
         asked = self._now()
-        session = self._open("decode", context, tokens + 2)
+        session = self._open("decode", context, tokens * self._plan.repetitions + 2)
         try:
             opened = await _until(session, Opened)
-            began = self._now()
-            self._ways.append(max(0.0, began - asked - opened.ready))
-            session.extend(self._ids(tokens))
-            await _until(session, Extended)
-            return self._now() - began
+            self._ways.append(max(0.0, self._now() - asked - opened.ready))
+            return [await self._extended(session, tokens) for _ in range(self._plan.repetitions)]
         finally:
             session.abort()
 
-    async def decode(self, context: int, batch: int) -> float:
-        """Seconds of a step while `batch` sequences decode: the median gap between the tokens of all of them."""
-        steps = self._plan.steps
+    async def _extended(self, session: EngineSession, tokens: int) -> float:
+        began = self._now()
+        session.extend(self._ids(tokens))
+        await _until(session, Extended)
+        return self._now() - began
+
+    async def decode(self, context: int, batch: int) -> list[float]:
+        """Seconds of a step while `batch` sequences decode: the median gap of each repetition, so many steps of all."""
+        steps = self._plan.steps * self._plan.repetitions
         sessions = [self._open("decode", context, steps + 1) for _ in range(batch)]
         try:
             for session in sessions:
@@ -141,10 +148,14 @@ class _Run:
             for session in sessions:
                 session.abort()
         together = max(times[0] for times in arrivals), min(times[-1] for times in arrivals)
-        gaps = [b - a for times in arrivals for a, b in pairwise(times) if together[0] <= a and b <= together[1]]
-        if not gaps:
+        pairs = sorted(
+            (a, b) for times in arrivals for a, b in pairwise(times) if together[0] <= a and b <= together[1]
+        )
+        gaps = [b - a for a, b in pairs]
+        share = len(gaps) // self._plan.repetitions
+        if not share:
             raise BenchError(f"profile: {self._engine.instance} decoded its {batch} sequences one after the other")
-        return sorted(gaps)[len(gaps) // 2]
+        return [_median(gaps[part * share : (part + 1) * share]) for part in range(self._plan.repetitions)]
 
     async def _arrivals(self, session: EngineSession) -> Sequence[float]:
         times: list[float] = []
