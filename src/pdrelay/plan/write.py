@@ -49,6 +49,9 @@ def _lines(case: Case, plan: Plan) -> Iterable[str]:
                 number[pool.cluster] += 1
                 address = _address(clusters.index(pool.cluster) + 1, number[pool.cluster])
                 yield from _instance(case, plan, pool, role, index, address)
+    if any(plan.of(pool.name, Role.PREFILL) for pool in case.file.pool if pool.cluster == plan.main):
+        yield "\n# From local prefill to decode, each on a host of its own; see docs/fast-path.md for NIXL."
+        yield from toml.table("[[link]]", {"source": plan.main, "target": plan.main, "rate": "auto", "rtt": "100us"})
     for line in case.file.line:
         if line.source in clusters and line.target in clusters:
             yield from toml.table("[[link]]", _link(line))
