@@ -227,7 +227,15 @@ class Coordinator:
             handoffs=self._handoffs,
             agreement=self._agreement,
             round_trip=self._round_trip(main.cluster),
+            relay_depot=self._relay_depot(prefill, placement.relay),
         )
+
+    def _relay_depot(self, prefill: Instance, relay: str | None) -> str | None:
+        """The depot that the relay's pages must be sent to; None where it is prefill's, or no link leads there."""
+        if relay is None or (host := self._instances[relay].host) == prefill.host:
+            return None
+        linked = self._deployment.link_between(prefill.cluster, self._instances[relay].cluster)
+        return host if linked is not None else None
 
     def _round_trip(self, cluster: str) -> float:
         """Seconds from the gateway to an instance of `cluster` and back; 0 inside the gateway's own."""

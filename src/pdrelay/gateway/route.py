@@ -23,3 +23,4 @@ class Route(NamedTuple):
     handoffs: Handoffs
     agreement: AgreementMonitor
     round_trip: float = 0.0  # seconds between gateway and main decode
+    relay_depot: str | None = None  # None when the placed relay shares prefill's depot

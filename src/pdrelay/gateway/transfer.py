@@ -1,4 +1,4 @@
-"""The transfer of one request's pages from prefill's depot to main decode's."""
+"""The transfers of one request's pages from prefill's depot: to main decode's, and to a relay's on another host."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ class PageTransfer:
             to=route.main_depot,
             addressee=placement.main,
         )
+        self._to_relay = (
+            None
+            if route.relay_depot is None
+            else Transfer(
+                xfer=f"{request_id}/relay",
+                names=list(pages.names),
+                tails=pages.tails,
+                to=route.relay_depot,
+                addressee=placement.relay or "",
+            )
+        )
         self._stats = TransferStats()
         self.open = False
 
@@ -31,6 +42,8 @@ class PageTransfer:
         self.open = True  # set first: a cancelled call may have reached the depot
         try:
             await self._depot.transfer(self._transfer)
+            if self._to_relay is not None:
+                await self._depot.transfer(self._to_relay)
         except DepotUnavailableError as error:
             raise EngineUnavailableError(f"the depot beside {self._beside} is down: {error}") from error
 
@@ -46,6 +59,9 @@ class PageTransfer:
         if not self.open:
             return
         self.open = False
+        if self._to_relay is not None:
+            with suppress(DepotUnavailableError):
+                await self._depot.end(self._to_relay.xfer)
         xfer = self._transfer.xfer
         if keep_sending and self._transfer.to is not None:
             try:

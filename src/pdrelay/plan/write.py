@@ -49,9 +49,9 @@ def _lines(case: Case, plan: Plan) -> Iterable[str]:
                 number[pool.cluster] += 1
                 address = _address(clusters.index(pool.cluster) + 1, number[pool.cluster])
                 yield from _instance(case, plan, pool, role, index, address)
-    if any(plan.of(pool.name, Role.PREFILL) for pool in case.file.pool if pool.cluster == plan.main):
-        yield "\n# From local prefill to decode, each on a host of its own; see docs/fast-path.md for NIXL."
-        yield from toml.table("[[link]]", {"source": plan.main, "target": plan.main, "rate": "auto", "rtt": "100us"})
+    for cluster in _joined(case.problem, plan):
+        yield "\n# From prefill to decode or relay, each on a host of its own; see docs/fast-path.md for NIXL."
+        yield from toml.table("[[link]]", {"source": cluster, "target": cluster, "rate": "auto", "rtt": "100us"})
     for line in case.file.line:
         if line.source in clusters and line.target in clusters:
             yield from toml.table("[[link]]", _link(line))
@@ -91,6 +91,14 @@ def _arena(problem: Problem, pool: str) -> str:
 def _link(line: LineTable) -> toml.Table:
     return {"source": line.source, "target": line.target, "rate": line.rate, "rtt": line.rtt,
             "connections": line.connections, "codec": line.codec}  # fmt: skip
+
+
+def _joined(problem: Problem, plan: Plan) -> list[str]:
+    """Clusters in which KV goes from one host to another."""
+    roles: dict[str, set[Role]] = {}
+    for pool in problem.pools:
+        roles.setdefault(pool.cluster, set()).update(role for role in Role if plan.of(pool.name, role))
+    return [cluster for cluster, each in roles.items() if Role.PREFILL in each and len(each) > 1]
 
 
 def _clusters(problem: Problem, plan: Plan) -> list[str]:
