@@ -7,7 +7,6 @@ State only: bytes, sockets and clocks are elsewhere. A `Peer` is how messages le
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
 
 from pdrelay.depot import link_messages as link
 from pdrelay.depot.base import Delivered, DepotEvent, Offered, Stalled, Transfer, TransferStats
@@ -17,8 +16,8 @@ from pdrelay.depot.index import Index
 from pdrelay.depot.keeping import Keeping
 from pdrelay.depot.outbox import FlyingBatch, Outbox, Sending, Wanted
 from pdrelay.depot.page import Changes, Page
+from pdrelay.depot.peer import Peer
 from pdrelay.depot.progress import Line, fresh_progress
-from pdrelay.depot.schedule import Schedule
 from pdrelay.depot.tiers import DiskTier
 from pdrelay.errors import DepotError
 
@@ -36,42 +35,6 @@ Fits = Callable[[str, int], bool]
 
 def _fit_always(*_: object) -> bool:
     return True
-
-
-class Peer(Protocol):
-    """A depot that we can send to."""
-
-    @property
-    def up(self) -> bool:
-        """Whether it is connected."""
-        ...
-
-    @property
-    def rate(self) -> float:
-        """Bytes of KV per second that the line carries, measured as soon as can be."""
-        ...
-
-    @property
-    def rtt(self) -> float:
-        """Seconds there and back."""
-        ...
-
-    @property
-    def schedule(self) -> Schedule:
-        """Whose turn it is."""
-        ...
-
-    def send(self, message: link.LinkMessage) -> None:
-        """Sends a control message, in order; does nothing while the link is down."""
-        ...
-
-    def wake(self) -> None:
-        """There is something to send in bulk."""
-        ...
-
-    def prepare(self) -> None:
-        """There will be something to send in bulk soon."""
-        ...
 
 
 class Senders:
