@@ -159,7 +159,7 @@ class End(asyncio.BufferedProtocol):
         self._line.joined(self)
         if math.isfinite(self._line.rate):
             self.limit_kernel()
-        self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._hold)  # Python 3.11.2 begins to read after this, paused or not
         if self.peer._lost:
             self.abort()
 
@@ -202,6 +202,10 @@ class End(asyncio.BufferedProtocol):
         if self._flow.pending < self._line.window and self.peer._writable:
             self._transport.resume_reading()
         else:
+            self._transport.pause_reading()
+
+    def _hold(self) -> None:
+        if self._transport is not None and not self.ready:
             self._transport.pause_reading()
 
     def limit_kernel(self) -> None:
