@@ -364,6 +364,7 @@ class Rig:
         await self.up()
         await until(lambda: len(self.line.pipes) == 1 + CONNECTIONS)
         await until(lambda: len(self.d.site.listener._receivers) == CONNECTIONS)
+        await until(lambda: not self.d.site.listener.admissions.pending)
 
     async def settled(self, start: dict[str, object]) -> None:
         for place in (self.p, self.d):
@@ -371,7 +372,8 @@ class Rig:
         with suppress(AssertionError):  # it would not say what is left
             await until(lambda: self.leaks() == start, 20)
         found = self.leaks()
-        assert {what: (start[what], found[what]) for what in found if found[what] != start[what]} == {}
+        left = {what: (start[what], found[what]) for what in found if found[what] != start[what]}
+        assert not left, left
 
 
 def _fds() -> list[int]:
