@@ -6,6 +6,8 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +79,19 @@ def test_requests_are_paired_by_number():
 async def test_a_policy_that_fails_keeps_what_it_and_the_others_showed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def play(experiment: Any, fleet: Any, line: Any, policy: str, rows: list[Row], progress: Any) -> None:
-        rows += [row(number) for number in range(12)]
-        if policy == OURS:
-            raise BenchError("md-0: ended with exit code -9")
+    plays = iter((None, BenchError("md-0: ended with exit code -9")))
 
-    monkeypatch.setattr(bench, "_play", play)
+    async def play(orders: Any, namespace: Any, home: Any, speed: Any, rows: list[Row], progress: Any) -> None:
+        rows += [row(number) for number in range(12)]
+        if error := next(plays):
+            raise error
+
+    @asynccontextmanager
+    async def emulated(fleet: Any, line: Any, policy: str) -> AsyncIterator[tuple[str, None]]:
+        yield "http://127.0.0.1:1", None
+
+    monkeypatch.setattr(bench, "play", play)
+    monkeypatch.setattr(bench, "_emulated", emulated)
     experiment = Experiment(policies=("cdc_pd", OURS), requests=12, line="user", speed=50.0)
     report = bench.new_report("test")
     await bench.run(experiment, report, tmp_path, shipped("tiny-emulated"), lambda _: None)

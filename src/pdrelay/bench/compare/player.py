@@ -23,7 +23,7 @@ from pdrelay.bench.open_load import OpenLoad, Pace, Send, Sent
 from pdrelay.bench.prompts import Prompts
 from pdrelay.workload.base import Request
 
-READY_SECONDS = 60.0
+READY_SECONDS = 120.0
 IDS = range(400, 4000)
 """Token ids of words in every vocabulary that emulated engines have."""
 
@@ -45,6 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[Planned]
     warm: int  # tokens of the common prefix that caches are shown before
     warm_extension: dict[str, Any]  # the `pdrelay` parameter of those requests
+    extension: dict[str, Any]  # the `pdrelay` parameter of the others
     seed: int
     ids: tuple[int, int] = (IDS.start, IDS.stop)
 
@@ -76,7 +77,7 @@ async def play(job: Job) -> None:
         print("ready", flush=True)
 
         def prepare(number: int, request: Request) -> Send:
-            body = target.body(prompts.symbols(number, request), request.output, {"pdrelay": {"trace": True}})
+            body = target.body(prompts.symbols(number, request), request.output, {"pdrelay": job.extension})
 
             def send(answer: Answer) -> Awaitable[None]:
                 return ask(session, target.path, body, answer)

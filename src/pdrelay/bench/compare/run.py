@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from pdrelay.bench.line import ShapedLine, opened
 from pdrelay.bench.machine import Machine, describe
 from pdrelay.bench.stats import Estimate, estimate, percentile_ratio
 from pdrelay.errors import BenchError, PdrelayError
+from pdrelay.workload.base import Request
 
 BLOCK = 10
 """Neighbouring requests that are resampled together: those that meet on the line fare alike."""
@@ -26,6 +29,8 @@ SILENCE = 300.0
 """Real seconds without any request ending after which a run has failed."""
 
 Progress = Callable[[str], None]
+Place = AbstractAsyncContextManager[tuple[str, str | None]]
+"""A deployment: the gateway's URL, and the network namespace from which it is reached."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -69,11 +74,17 @@ async def run(experiment: Experiment, report: Report, model: Path, profile: Path
                 report.setup = describe_setup(experiment, line)
                 fleet = site.Fleet(home, model, profiles)
                 for policy in experiment.policies:
-                    await _one(experiment, report, fleet, line, policy, progress)
+                    place = _emulated(fleet, line, policy)
+                    job = partial(_job, experiment, policy)
+                    await one(report, policy, place, job, home, experiment.speed, line_rate, progress)
         except BenchError as error:
             report.failures["line"] = str(error)
         finally:
             conclude(report)
+
+
+def _job(experiment: Experiment, policy: str, url: str) -> Job:
+    return job_of(experiment.trace(), url, policy, experiment.speed, experiment.seed, site.MODEL)
 
 
 def describe_setup(experiment: Experiment, line: ShapedLine) -> dict[str, Any]:
@@ -96,52 +107,60 @@ def describe_setup(experiment: Experiment, line: ShapedLine) -> dict[str, Any]:
     }
 
 
-async def _one(
-    experiment: Experiment, report: Report, fleet: site.Fleet, line: ShapedLine, policy: str, progress: Progress
-) -> None:
+@asynccontextmanager
+async def _emulated(fleet: site.Fleet, line: ShapedLine, policy: str) -> AsyncIterator[tuple[str, str | None]]:
+    name, handoff = POLICY_FILE[policy]
+    async with site.running(fleet, line, name, handoff, policy) as where:
+        yield where.url, where.namespace
+
+
+async def one(
+    report: Report, policy: str, place: Place, job: Callable[[str], Job], home: Path, speed: float, line_rate: float,
+    progress: Progress,
+) -> None:  # fmt: skip
+    """One policy: starts its deployment, plays, stops it. `line_rate` in bytes of an evaluation's second."""
     rows: list[Row] = []
+    expected = 0
     try:
-        await _play(experiment, fleet, line, policy, rows, progress)
+        progress(f"{policy}: starting")
+        async with place as (url, namespace):
+            orders = job(url)
+            expected = len(orders.requests)
+            await play(orders, namespace, home, speed, rows, lambda news: progress(f"{policy}: {news}"))
     except PdrelayError as error:
-        report.failures[policy] = f"{error} (after {len(rows)} of {experiment.requests} requests)"
+        report.failures[policy] = f"{error} (after {len(rows)} of {expected} requests)"
     finally:
         rows.sort(key=lambda row: row.number)
         if rows:
             report.rows[policy] = rows
-            report.policies[policy] = figures(rows, experiment.real_line_rate / experiment.speed)
+            report.policies[policy] = figures(rows, line_rate)
         errors = sorted({row.error for row in rows if row.error})
         if errors:
             failed = sum(1 for row in rows if row.error)
             report.failures.setdefault(policy, f"{failed} requests failed: {'; '.join(errors[:3])}")
 
 
-async def _play(
-    experiment: Experiment, fleet: site.Fleet, line: ShapedLine, policy: str, rows: list[Row], progress: Progress
+async def play(
+    orders: Job, namespace: str | None, home: Path, speed: float, rows: list[Row], progress: Progress
 ) -> None:
-    name, handoff = POLICY_FILE[policy]
-    progress(f"{policy}: starting")
-    async with site.running(fleet, line, name, handoff, policy) as where:
-        home = fleet.home / policy
-        async with started("player", "pdrelay.bench.compare.player", [], home, where.namespace) as player:
-            await player.tell(msgspec.json.encode(job_of(experiment, where.url, name)).decode())
-            if (first := await player.line(READY_SECONDS + SILENCE)) != "ready":
-                raise BenchError(f"player: {first}")
-            while line_of := await player.line(SILENCE):
-                rows.append(played(msgspec.json.decode(line_of, type=Played), experiment.speed))
-                progress(f"{policy}: {len(rows)} of {experiment.requests} requests ended")
+    """Plays the requests on a deployment that starts or runs; `rows` get what ended. Raises BenchError."""
+    async with started("player", "pdrelay.bench.compare.player", [], home, namespace) as player:
+        await player.tell(msgspec.json.encode(orders).decode())
+        if (first := await player.line(READY_SECONDS + SILENCE)) != "ready":
+            raise BenchError(f"player: {first}")
+        while line_of := await player.line(SILENCE):
+            rows.append(played(msgspec.json.decode(line_of, type=Played), speed))
+            progress(f"{len(rows)} of {len(orders.requests)} requests ended")
 
 
-def job_of(experiment: Experiment, url: str, policy: str) -> Job:
-    """The player's orders."""
-    requests = [
-        Planned(request.arrival / experiment.speed, request.prompt, request.output, request.cached)
-        for request in experiment.trace()
-    ]
+def job_of(trace: Sequence[Request], url: str, policy: str, speed: float, seed: int, model: str) -> Job:
+    """The player's orders for a policy of POLICY_FILE."""
+    requests = [Planned(request.arrival / speed, request.prompt, request.output, request.cached) for request in trace]
     # A relay would end a short request before the common prefix is at main decode.
-    extension = {"pipeline": "p_md"} if policy == "pdd" else {}
+    name, _ = POLICY_FILE[policy]
     return Job(
-        url=url, model=site.MODEL, requests=requests, warm=max(request.cached for request in requests),
-        warm_extension=extension, seed=experiment.seed,
+        url=url, model=model, requests=requests, warm=max(request.cached for request in trace),
+        warm_extension={"pipeline": "p_md"} if name == "pdd" else {}, extension={"trace": True}, seed=seed,
     )  # fmt: skip
 
 

@@ -27,6 +27,9 @@ QUICK_REQUESTS = 24
 @click.option("--line", type=click.Choice(["namespaces", "user"]),
               help="Between two network namespaces (root, iproute2), or in user space. Default: namespaces if they can "
               "be had.")  # fmt: skip
+@click.option("--real", is_flag=True,
+              help="Real vLLM engines, as `pdrelay up` starts them, in place of emulated ones: confirms the ranking. "
+              "Its line is in user space.")  # fmt: skip
 @click.option("--html", "html_path", metavar="FILE", type=_FILE, help="Write a report with figures.")
 @click.option("--quick", is_flag=True, help="Few requests: shows that everything runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
@@ -36,13 +39,15 @@ def command(context: click.Context, /, html_path: Path | None, as_json: bool, **
 
     idc_pd decodes beside prefill: what one datacenter would give. cdc_pd decodes across the line and waits for it. pdd
     relays meanwhile. Engines are emulated with the times of PDD's evaluation, sped up; all else is real. Every run is
-    simulated as well, and the two are set side by side.
+    simulated as well, and the two are set side by side. With --real the engines are vLLM on this machine's CPU, and
+    --speed, --output and --line do not count.
 
     Exit code 1 when a policy failed; what the others showed is printed all the same.
     """
+    from pdrelay.bench.compare import real, text
     from pdrelay.bench.compare import run as bench
-    from pdrelay.bench.compare import text
     from pdrelay.bench.compare.experiment import Experiment
+    from pdrelay.bench.compare.real import Real
     from pdrelay.cli.bench.options import parsed
     from pdrelay.cli.bench.running import given, measure
     from pdrelay.cli.local.model import ensure_emulated
@@ -50,16 +55,19 @@ def command(context: click.Context, /, html_path: Path | None, as_json: bool, **
     from pdrelay.perf.profile import shipped
     from pdrelay.ui.page import write
 
-    quick, chosen, rtt = options.pop("quick"), options.pop("policies"), options.pop("rtt")
-    experiment = Experiment(policies=chosen or POLICIES, rtt=parsed("--rtt", rtt, parse_time), **options)
+    quick, real_engines = options.pop("quick"), options.pop("real")
+    policies, rtt = options.pop("policies") or POLICIES, parsed("--rtt", options.pop("rtt"), parse_time)
+    experiment = Experiment(policies=policies, rtt=rtt, **options)
     if quick:
         experiment = experiment._replace(requests=min(experiment.requests, QUICK_REQUESTS), output=100.0, speed=10.0)
+    on_vllm = Real(policies, experiment.requests, experiment.line_load, rtt, seed=experiment.seed)
     model, profile = ensure_emulated()
     report = bench.new_report(f"pdrelay bench {' '.join([context.info_name or '', *given(context)])}")
     try:
         return measure(
             report,
-            lambda progress: bench.run(experiment, report, model, profile or shipped("tiny-emulated"), progress),
+            lambda progress: real.run(on_vllm, report, progress) if real_engines
+            else bench.run(experiment, report, model, profile or shipped("tiny-emulated"), progress),
             text.show, as_json, lambda report: report.as_dict(),
         )  # fmt: skip
     finally:
