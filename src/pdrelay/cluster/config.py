@@ -54,6 +54,7 @@ class Gateway(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cluster: str
     listen: str = "127.0.0.1:8000"
     debug: bool = False  # honour the debug controls of requests
+    workers: int = 1  # processes on the one address
 
 
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,6 +180,8 @@ def _problems(deployment: Deployment) -> Iterable[Problem]:
             key, most = f"link[{index}].connections_per_transfer", link.connections
             yield key, link.connections_per_transfer, f"0 (all) to {most}, the link's connections"
         yield from _unused(f"link[{index}]", link)
+    if deployment.gateway.workers < 1:
+        yield "gateway.workers", deployment.gateway.workers, "at least 1"
     yield from _policy_problems(deployment.policy)
 
 

@@ -32,6 +32,7 @@ from pdrelay.gateway.responses import ErrorDetail, ModelCard, ModelList
 from pdrelay.gateway.served import ServedAnswer
 from pdrelay.gateway.text import Text
 from pdrelay.gateway.wire import CLIENT_GONE
+from pdrelay.gateway.workers import Exposition
 
 MAX_BODY_BYTES = 32 << 20
 ID_PREFIX: dict[Endpoint, str] = {"chat": "chatcmpl", "completion": "cmpl"}
@@ -50,10 +51,12 @@ class FrontEnd:
         *,
         debug: bool,
         metrics: Metrics,
+        exposition: Exposition | None,
         adapters: Sequence[str],
     ) -> None:
         self._generator, self._text, self._model, self._metrics = generator, text, model_name, metrics
         self._adapters = adapters
+        self._exposition = exposition or self._own_exposition
         self._preparer = Preparer(generator, text, model_name, debug=debug, adapters=adapters)
         digest = hashlib.sha256(model_name.encode()).hexdigest()[:8]
         self._fingerprint = f"pdrelay-{version('pdrelay')}-{digest}"
@@ -84,7 +87,10 @@ class FrontEnd:
 
     async def metrics(self, request: Request) -> Response:
         """GET /metrics."""
-        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await self._exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _own_exposition(self) -> bytes:
+        return self._metrics.exposition()
 
     async def _generate(self, request: Request, endpoint: Endpoint, parse: Parse) -> ASGIApp:
         arrival = time.monotonic()
@@ -150,14 +156,18 @@ def build_app(
     *,
     debug: bool = False,
     metrics: Metrics | None = None,
+    exposition: Exposition | None = None,
     adapters: Sequence[str] = (),
 ) -> Starlette:
     """The ASGI application of the gateway.
 
     `model_name` is what clients call the model. With `debug` the debug controls of requests are honoured. `metrics`
-    may come with a registry that other parts of the process share. `adapters` are served as models of their own.
+    may come with a registry that other parts of the process share; `exposition` is what /metrics shows in place of them
+    alone. `adapters` are served as models of their own.
     """
-    front = FrontEnd(generator, text, model_name, debug=debug, metrics=metrics or Metrics(), adapters=adapters)
+    front = FrontEnd(
+        generator, text, model_name, debug=debug, metrics=metrics or Metrics(), exposition=exposition, adapters=adapters
+    )
     return Starlette(
         routes=[
             Route("/v1/chat/completions", front.chat, methods=["POST"]),

@@ -147,7 +147,14 @@ class RequestRun:
     # ---- start ----
 
     async def _start(self) -> None:
-        await self._transfer.start()
+        # Prefill does not wait for the depot's word: a transfer sends what is published before and after it began.
+        transfer = asyncio.create_task(self._transfer.start())
+        try:
+            self._open_legs()
+        finally:
+            await transfer
+
+    def _open_legs(self) -> None:
         self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._inbox)
         if self.route.placement.pipeline is Pipeline.P_RLD_MD:
             with suppress(EngineUnavailableError):  # it went down since the request was placed

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from pdrelay.gateway.coordinator import Coordinator
 from pdrelay.gateway.metrics import Metrics
 from pdrelay.gateway.serve import server_config
 from pdrelay.gateway.text import load_text
+from pdrelay.gateway.workers import Worker, metrics_of_all, shared_socket
 
 
 @asynccontextmanager
@@ -52,22 +56,37 @@ async def coordinator(deployment: Deployment, registry: CollectorRegistry | None
         await running.aclose()
 
 
-async def serve(deployment: Deployment) -> None:
-    """Runs the gateway until SIGTERM or SIGINT."""
+async def serve(deployment: Deployment, worker: Worker | None = None) -> None:
+    """Runs the gateway until SIGTERM or SIGINT; as `worker` beside others on the same address."""
     host, port = parse_address(deployment.gateway.listen)
     text = load_text(Path(deployment.model.path), deployment.model.chat_template)
+    _give_memory_back()
     metrics = Metrics()
     _watch_certificate(deployment, metrics.registry)
-    async with coordinator(deployment, metrics.registry) as running:
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(coordinator(deployment, metrics.registry))
+        exposition, sockets = None, None
+        if worker is not None:
+            exposition = await stack.enter_async_context(metrics_of_all(worker, metrics.exposition))
+            sockets = [stack.enter_context(shared_socket(host, port))]
         app = build_app(
             running,
             text,
             deployment.model.name,
             debug=deployment.gateway.debug,
             metrics=metrics,
+            exposition=exposition,
             adapters=[adapter.name for adapter in deployment.adapter],
         )
-        await uvicorn.Server(server_config(app, host, port)).serve()
+        await uvicorn.Server(server_config(app, host, port)).serve(sockets)
+
+
+def _give_memory_back() -> None:
+    """Reading a tokenizer takes far more memory than keeping it, which glibc would hold on to."""
+    gc.collect()
+    gc.freeze()  # what is there now stays: no collection need look at it
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _watch_certificate(deployment: Deployment, registry: CollectorRegistry) -> None:
