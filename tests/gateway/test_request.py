@@ -13,6 +13,14 @@ from pdrelay.gateway.legs import Notice
 from pdrelay.policy.base import Pipeline
 
 
+async def test_relay_and_main_decode_wait_for_the_prompts_pages_from_the_start():
+    async with Scene() as scene:
+        for engine in (scene.rld, scene.md):
+            assert engine.last.request.await_names == list(PAGES.names)
+        assert scene.depot.open == {"r-1"}
+        await scene.prefill()
+
+
 async def test_relay_streams_until_main_is_ready_then_main_gets_all_ids():
     async with Scene() as scene:
         await scene.prefill()

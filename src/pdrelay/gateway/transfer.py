@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from contextlib import suppress
+from typing import Any
 
 from pdrelay.depot.base import Transfer, TransferStats
 from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
@@ -37,9 +39,12 @@ class PageTransfer:
         self._stats = TransferStats()
         self.open = False
 
-    async def start(self) -> None:
-        """Opens it. Raises EngineUnavailableError."""
-        self.open = True  # set first: a cancelled call may have reached the depot
+    def start(self) -> Coroutine[Any, Any, None]:
+        """Opens it, from the call on; what is returned raises EngineUnavailableError when the depot does not hear."""
+        self.open = True  # at once: a cancelled call may have reached the depot
+        return self._tell()
+
+    async def _tell(self) -> None:
         try:
             await self._depot.transfer(self._transfer)
             if self._to_relay is not None:
