@@ -81,14 +81,14 @@ async def test_a_policy_that_fails_keeps_what_it_and_the_others_showed(
 ) -> None:
     plays = iter((None, BenchError("md-0: ended with exit code -9")))
 
-    async def play(orders: Any, namespace: Any, home: Any, speed: Any, rows: list[Row], progress: Any) -> None:
+    async def play(orders: Any, where: Any, home: Any, speed: Any, rows: list[Row], progress: Any) -> None:
         rows += [row(number) for number in range(12)]
         if error := next(plays):
             raise error
 
     @asynccontextmanager
-    async def emulated(fleet: Any, line: Any, policy: str) -> AsyncIterator[tuple[str, None]]:
-        yield "http://127.0.0.1:1", None
+    async def emulated(fleet: Any, line: Any, policy: str) -> AsyncIterator[bench.Where]:
+        yield bench.Where("http://127.0.0.1:1", None, tmp_path)
 
     monkeypatch.setattr(bench, "play", play)
     monkeypatch.setattr(bench, "_emulated", emulated)
@@ -135,5 +135,6 @@ def test_a_short_comparison_from_end_to_end(tmp_path: Path) -> None:
     assert figures_found.keys() >= REQUIRED
     assert (figures_found["completed"], figures_found["failed"], found["failures"]) == (10, 0, {})
     assert found["setup"]["speed"] == 10.0
+    assert figures_found["wan_bytes"] > 0
     assert sum(figures_found["tokens_by_tier"].values()) == figures_found["output_tokens"]
     assert page.read_text().count("<svg") >= 4

@@ -20,12 +20,15 @@ class KeptSink:
         self.ready, self.taken, self.fails = True, [], False
         self._seen = scene.seen
 
-    def take(self, index: int, ids: list[int], tier: Tier) -> None:
+    def take(self, index: int, ids: list[int], tier: Tier) -> bool:
         if self.fails:
             raise ValueError("a broken sink")
+        if not self.ready:
+            return False
         assert index == len(self._seen)
         self._seen += ids
         self.taken.append((index, ids, tier))
+        return True
 
 
 async def main_decodes(scene: Any) -> KeptSink:

@@ -155,15 +155,12 @@ class WebSocketEngine:
             await websocket.send(encode(messages))
 
     def _take(self, message: FromEngine) -> None:
-        match message:
-            case Hello():
-                self._greet(message)
-            case Load():
-                self._status = self._status._replace(load=message)
-            case _:
-                session = self._sessions.get(message.sid)
-                if session is not None:  # else it was aborted here while the event was under way
-                    session.deliver(message)
+        if isinstance(message, Hello):
+            self._greet(message)
+        elif isinstance(message, Load):
+            self._status = self._status._replace(load=message)
+        elif (session := self._sessions.get(message.sid)) is not None:
+            session.deliver(message)  # else it was aborted here while the event was under way
 
     def _greet(self, hello: Hello) -> None:
         agree("session protocol", VERSIONS, hello.versions, f"engine {hello.instance}")

@@ -10,6 +10,8 @@ from pdrelay.engine.base import SessionEvent, SessionListener
 from pdrelay.engine.messages import Abort, Extend, Failed, Finished, Takeover, ToEngine
 from pdrelay.errors import EngineUnavailableError
 
+_ENDS = Finished, Failed  # a union type would take ten times as long to look at
+
 
 class SessionHandle:
     """An `EngineSession`. Its transport calls `deliver` and `lose`; `send` takes its messages.
@@ -52,7 +54,7 @@ class SessionHandle:
         else:
             self._events.append(event)
             self._wake.set()
-        if isinstance(event, Finished | Failed):
+        if isinstance(event, _ENDS):
             self._end()
 
     def lose(self, detail: str) -> None:

@@ -27,6 +27,8 @@ class Tier(enum.Enum):
     RELAY = "relay"
     MAIN = "main"
 
+    __hash__ = object.__hash__  # Enum's own is a Python function, and every token is counted by tier
+
 
 class DebugControls(NamedTuple):
     """Force the path and the seam of one request; honoured only in debug mode."""
@@ -117,13 +119,8 @@ class Trace(msgspec.Struct, kw_only=True):
 class Sink(Protocol):
     """Takes tokens that need no decision any more, in the event loop's own callbacks, past the iteration."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether it takes tokens now; otherwise they come by iteration."""
-        ...
-
-    def take(self, index: int, ids: list[int], tier: Tier) -> None:
-        """Tokens `index` and following."""
+    def take(self, index: int, ids: list[int], tier: Tier) -> bool:
+        """Tokens `index` and following. False when it does not take any now: then they come by iteration."""
         ...
 
 

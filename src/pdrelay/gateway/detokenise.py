@@ -40,6 +40,13 @@ class Detokeniser:
         # A prompt that ends inside a character cannot prime: the stream would give its text out again.
         self._restart([] if self._decode(primer).endswith(REPLACEMENT) else primer)
 
+    def one(self, ids: list[int]) -> str:
+        """As `push`, quicker for a single token."""
+        if self._whole is not None and not self._pending and (text := self._whole(ids[0])) is not None:
+            self._stale = True
+            return text
+        return self.push(ids)
+
     def push(self, ids: list[int]) -> str:
         """The text that `ids` complete."""
         if self._whole is not None and not self._pending:

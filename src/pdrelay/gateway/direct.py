@@ -16,19 +16,19 @@ class Direct:
     """Writes chunks of one response that has begun by ASGI's means, and ends by them."""
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+        assert cycle.scope["method"] != "HEAD", "a HEAD request has no body"
+        self._cycle, self._flow, self._transport = cycle, cycle.flow, cycle.transport
 
     @property
     def ready(self) -> bool:
         """Whether a chunk may be written now: the response runs, in chunks, and the client reads."""
         cycle = self._cycle
-        if not cycle.chunked_encoding or cycle.disconnected or cycle.response_complete:
-            return False
-        return not cycle.flow.write_paused and cycle.scope["method"] != "HEAD"
+        ended = cycle.disconnected or cycle.response_complete
+        return cycle.chunked_encoding is True and not (ended or self._flow.write_paused)
 
     def write(self, data: bytes) -> None:
         """Writes one chunk, not empty. Only while `ready`."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class DirectProtocol(HttpToolsProtocol):
@@ -37,7 +37,7 @@ class DirectProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Of the parser."""
         super().on_headers_complete()
-        if self.cycle is not None and self.cycle.scope is self.scope:
+        if self.cycle is not None and self.cycle.scope is self.scope and self.scope["method"] != "HEAD":
             self.scope.setdefault("extensions", {})[EXTENSION] = {"direct": Direct(self.cycle)}
 
 

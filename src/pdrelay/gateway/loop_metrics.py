@@ -5,6 +5,7 @@ They are written in the loop's thread alone, thousands of times a second, and re
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -40,7 +41,9 @@ class LoopHistogram(Collector):
 class LoopCounter(Collector):
     """A counter with one label, all of whose values are known."""
 
-    def __init__(self, name: str, text: str, label: str, values: Sequence[str], registry: CollectorRegistry) -> None:
+    def __init__(
+        self, name: str, text: str, label: str, values: Iterable[enum.Enum], registry: CollectorRegistry
+    ) -> None:
         self._name, self._text, self._label = name, text, label
         self.counts = dict.fromkeys(values, 0)
         registry.register(self)
@@ -49,5 +52,5 @@ class LoopCounter(Collector):
         """For the registry."""
         family = CounterMetricFamily(self._name, self._text, labels=[self._label])
         for value, count in self.counts.items():
-            family.add_metric([value], count)
+            family.add_metric([value.value], count)
         yield family

@@ -48,7 +48,7 @@ class Metrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests")
         self.generation_tokens = LoopCounter(
             "pdrelay_gateway_generation_tokens", "Tokens sent to clients, by the tier that made them", "tier",
-            [tier.value for tier in Tier], self.registry,
+            Tier, self.registry,
         )  # fmt: skip
         self.wan_bytes = counter("wan_bytes", "KV bytes that crossed the wide-area line")
         self.wan_saved_bytes = counter("wan_saved_bytes", "KV bytes that the far side held already")
@@ -85,13 +85,22 @@ class Metrics:
         self.requests.labels(endpoint, "none", status).inc()
 
 
+class _Last:
+    """When and from where tokens of a choice came last."""
+
+    __slots__ = ("at", "tier")
+
+    def __init__(self, at: float, tier: Tier) -> None:
+        self.at, self.tier = at, tier
+
+
 class Meter:
     """Measures one accepted request."""
 
     def __init__(self, metrics: Metrics, endpoint: str, arrival: float) -> None:
         """`arrival` is time.monotonic() when the request came."""
         self._metrics, self._endpoint, self._arrival = metrics, endpoint, arrival
-        self._last: dict[int, tuple[float, Tier]] = {}  # when and from where tokens of each choice came last
+        self._last: dict[int, _Last] = {}  # by choice
         metrics.running.inc()
 
     def prompt(self, tokens: int) -> None:
@@ -107,15 +116,18 @@ class Meter:
         now, metrics = time.monotonic(), self._metrics
         last = self._last.get(choice)
         if last is None:
+            self._last[choice] = _Last(now, tier)
             metrics.first.observe(now - self._arrival)
         else:
-            metrics.gap.observe(now - last[0])
-            if last[1] is Tier.RELAY and tier is Tier.MAIN:
-                metrics.handoff_gap.observe(now - last[0])
+            metrics.gap.observe(now - last.at)
+            if last.tier is not tier:
+                if last.tier is Tier.RELAY and tier is Tier.MAIN:
+                    metrics.handoff_gap.observe(now - last.at)
+                last.tier = tier
+            last.at = now
         if index <= 1 < index + count:
             metrics.second.observe(now - self._arrival)
-        metrics.generation_tokens.counts[tier.value] += count
-        self._last[choice] = now, tier
+        metrics.generation_tokens.counts[tier] += count
 
     def end(self, status: int, traces: Sequence[Trace]) -> None:
         """Takes note of the end; `traces` are those of the choices, as far as they can be had."""

@@ -53,6 +53,9 @@ class Output:
 
     def push(self, ids: list[int]) -> str:
         """The text that `ids` complete."""
+        if len(ids) == 1 and not self._held and self._matcher is None and ids[0] not in self._stop_ids:
+            self._written += 1
+            return self._detokeniser.one(ids)
         if self._held:
             ids = self._held + ids
         self._held = ids[-1:] if ids and ids[-1] in self._stop_ids else []

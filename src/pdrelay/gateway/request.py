@@ -111,15 +111,16 @@ class RequestRun:
 
     def _shortcut(self, leg: Leg, event: Tokens) -> bool:
         """Gives tokens to the sink, past all queues, if the outcome is the same."""
-        sink, splice = self._sink, self._splice
+        sink, splice, index, ids = self._sink, self._splice, event.index, event.ids
         if not self._idle or sink is None or leg is not self._main or event.last or event.logprobs is not None:
             return False
-        if event.index != len(splice.tokens) or not sink.ready or not self._inbox.empty():
+        if index != len(splice.tokens) or not self._inbox.empty():
             return False
         try:
-            splice.append(event.ids, Tier.MAIN)
-            self._predictions.made(event.index, event.ids, leg.instance)
-            sink.take(event.index, event.ids, Tier.MAIN)
+            if not sink.take(index, ids, Tier.MAIN):
+                return False
+            splice.append(ids, Tier.MAIN)
+            self._predictions.made(index, ids, leg.instance)
         except Exception as error:  # it would end the engine's connection: the request alone must fail
             self._inbox.put_nowait(error)
         return True

@@ -15,13 +15,11 @@ class Straight:
     def __init__(self, output: Output, frames: Frames, direct: Direct, meter: Meter) -> None:
         self._output, self._frames, self._direct, self._meter = output, frames, direct, meter
 
-    @property
-    def ready(self) -> bool:
+    def take(self, index: int, ids: list[int], tier: Tier) -> bool:
         """See Sink."""
-        return self._direct.ready
-
-    def take(self, index: int, ids: list[int], tier: Tier) -> None:
-        """See Sink."""
+        if not self._direct.ready:
+            return False
         self._meter.tokens(index, len(ids), tier)
         if text := self._output.push(ids):
             self._direct.write(self._frames.text(0, text))
+        return True

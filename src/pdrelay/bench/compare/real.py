@@ -18,7 +18,7 @@ import msgspec
 from pdrelay.bench import trio
 from pdrelay.bench.compare.experiment import POLICY_FILE
 from pdrelay.bench.compare.player import Job
-from pdrelay.bench.compare.run import Progress, Report, conclude, job_of, one
+from pdrelay.bench.compare.run import Progress, Report, Where, conclude, job_of, one
 from pdrelay.errors import PdrelayError
 from pdrelay.perf.profile import load, shipped
 from pdrelay.workload.arrivals import Arrivals
@@ -80,10 +80,11 @@ async def run(experiment: Real, report: Report, progress: Progress) -> None:
 
 
 @asynccontextmanager
-async def _place(experiment: Real, policy: str) -> AsyncIterator[tuple[str, str | None]]:
+async def _place(experiment: Real, policy: str) -> AsyncIterator[Where]:
     options = ["--wan-rate", f"{experiment.line_rate * 8 / 1e3:.0f}kbit", "--wan-rtt", f"{experiment.rtt * 1e3:g}ms"]
     async with trio.running(["--policy", POLICY_FILE[policy][0], *options]) as deployment:
-        yield deployment.url, None
+        near = next(host for host in deployment.deployment.host if host.cluster == "dc-a")
+        yield Where(deployment.url, None, Path(near.socket))
 
 
 def _job(experiment: Real, policy: str, url: str) -> Job:

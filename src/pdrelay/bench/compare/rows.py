@@ -55,20 +55,25 @@ def played(row: Played, speed: float) -> Row:
     )  # fmt: skip
 
 
-def simulated(record: Record, speed: float) -> Row:
-    """Of a request simulated in real seconds."""
+def simulated(record: Record, speed: float, wire_ratio: float) -> Row:
+    """Of a request simulated in real seconds; the line took `wire_ratio` bytes for each of KV."""
     at = record.arrival
     return Row(
         number=record.number, due=at * speed, ttft=record.ttft * speed, ttst=record.ttst * speed,
         tpot=record.tpot * speed, e2el=record.e2el * speed, largest_gap=record.largest_gap * speed,
         transfer=(record.kv_ready - record.prefill_end) * speed, hit_rate=record.hit_rate,
-        tokens=(record.prefill_tokens, record.relay_tokens, record.main_tokens), wan_bytes=record.wan_bytes,
+        tokens=(record.prefill_tokens, record.relay_tokens, record.main_tokens),
+        wan_bytes=record.wan_bytes / wire_ratio,
         handoff=(record.handoff_done - at) * speed, error="" if record.status == "ok" else record.status, moments=[],
     )  # fmt: skip
 
 
-def figures(rows: Sequence[Row], line_rate: float) -> dict[str, Any]:
-    """The figures of one policy; `line_rate` in bytes of the rows' own second. Failed requests count as such alone."""
+def figures(rows: Sequence[Row], line_rate: float, sent: float | None = None) -> dict[str, Any]:
+    """The figures of one policy; `line_rate` in bytes of the rows' own second. Failed requests count as such alone.
+
+    `sent` are the bytes of KV that the depot sent, if it was asked: a request that ended on the relay does not see the
+    end of its transfer.
+    """
     done = [row for row in rows if not row.error]
     result: dict[str, Any] = {"completed": len(done), "failed": len(rows) - len(done)}
     for name in ("ttft", "ttst", "tpot", "e2el", "transfer"):
@@ -77,7 +82,7 @@ def figures(rows: Sequence[Row], line_rate: float) -> dict[str, Any]:
             result[f"p{q}_{name}_ms"] = float(np.percentile(found, q)) * 1e3 if found else None
     made = np.array([row.tokens for row in done]).sum(axis=0) if done else np.zeros(3)
     total = float(made.sum())
-    sent = sum(row.wan_bytes for row in rows)
+    sent = sum(row.wan_bytes for row in rows) if sent is None else sent
     result |= {
         "max_gap_ms": max(values(done, "largest_gap"), default=nan) * 1e3,
         "p99_gap_ms": float(np.percentile(values(done, "largest_gap") or [nan], 99)) * 1e3,

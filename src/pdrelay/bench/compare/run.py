@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,7 @@ from pdrelay.bench.compare.simulate import simulate
 from pdrelay.bench.line import ShapedLine, opened
 from pdrelay.bench.machine import Machine, describe
 from pdrelay.bench.stats import Estimate, estimate, percentile_ratio
+from pdrelay.depot.control_client import control_over_unix
 from pdrelay.errors import BenchError, PdrelayError
 from pdrelay.workload.base import Request
 
@@ -29,8 +30,17 @@ SILENCE = 300.0
 """Real seconds without any request ending after which a run has failed."""
 
 Progress = Callable[[str], None]
-Place = AbstractAsyncContextManager[tuple[str, str | None]]
-"""A deployment: the gateway's URL, and the network namespace from which it is reached."""
+
+
+class Where(NamedTuple):
+    """A deployment that runs: the gateway's URL, whence it is reached, and the socket of the depot beside prefill."""
+
+    url: str
+    namespace: str | None
+    depot: Path
+
+
+Place = AbstractAsyncContextManager[Where]
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -108,10 +118,10 @@ def describe_setup(experiment: Experiment, line: ShapedLine) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _emulated(fleet: site.Fleet, line: ShapedLine, policy: str) -> AsyncIterator[tuple[str, str | None]]:
+async def _emulated(fleet: site.Fleet, line: ShapedLine, policy: str) -> AsyncIterator[Where]:
     name, handoff = POLICY_FILE[policy]
-    async with site.running(fleet, line, name, handoff, policy) as where:
-        yield where.url, where.namespace
+    async with site.running(fleet, line, name, handoff, policy) as running:
+        yield Where(running.url, running.namespace, running.near_depot)
 
 
 async def one(
@@ -120,37 +130,49 @@ async def one(
 ) -> None:  # fmt: skip
     """One policy: starts its deployment, plays, stops it. `line_rate` in bytes of an evaluation's second."""
     rows: list[Row] = []
-    expected = 0
+    expected, sent = 0, None
     try:
         progress(f"{policy}: starting")
-        async with place as (url, namespace):
-            orders = job(url)
+        async with place as where:
+            orders = job(where.url)
             expected = len(orders.requests)
-            await play(orders, namespace, home, speed, rows, lambda news: progress(f"{policy}: {news}"))
+            sent = await play(orders, where, home, speed, rows, lambda news: progress(f"{policy}: {news}"))
     except PdrelayError as error:
         report.failures[policy] = f"{error} (after {len(rows)} of {expected} requests)"
     finally:
         rows.sort(key=lambda row: row.number)
         if rows:
             report.rows[policy] = rows
-            report.policies[policy] = figures(rows, line_rate)
+            report.policies[policy] = figures(rows, line_rate, sent)
         errors = sorted({row.error for row in rows if row.error})
         if errors:
             failed = sum(1 for row in rows if row.error)
             report.failures.setdefault(policy, f"{failed} requests failed: {'; '.join(errors[:3])}")
 
 
-async def play(
-    orders: Job, namespace: str | None, home: Path, speed: float, rows: list[Row], progress: Progress
-) -> None:
-    """Plays the requests on a deployment that starts or runs; `rows` get what ended. Raises BenchError."""
-    async with started("player", "pdrelay.bench.compare.player", [], home, namespace) as player:
+async def play(orders: Job, where: Where, home: Path, speed: float, rows: list[Row], progress: Progress) -> int | None:
+    """Plays the requests on a deployment that starts or runs; `rows` get what ended.
+
+    Returns the bytes of KV that left prefill's depot meanwhile. Raises BenchError, DepotUnavailableError.
+    """
+    async with started("player", "pdrelay.bench.compare.player", [], home, where.namespace) as player:
         await player.tell(msgspec.json.encode(orders).decode())
         if (first := await player.line(READY_SECONDS + SILENCE)) != "ready":
             raise BenchError(f"player: {first}")
+        before = await _sent(where.depot)
         while line_of := await player.line(SILENCE):
             rows.append(played(msgspec.json.decode(line_of, type=Played), speed))
             progress(f"{len(rows)} of {len(orders.requests)} requests ended")
+        return await _sent(where.depot) - before
+
+
+async def _sent(depot: Path) -> int:
+    control = control_over_unix(str(depot))
+    try:
+        await control.ready(READY_SECONDS)
+        return (await control.stats()).sent_bytes
+    finally:
+        await control.aclose()
 
 
 def job_of(trace: Sequence[Request], url: str, policy: str, speed: float, seed: int, model: str) -> Job:

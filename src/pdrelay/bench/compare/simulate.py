@@ -20,7 +20,7 @@ from pdrelay.sim.simulation import Simulation
 
 CONNECTIONS = 4  # of the link's configuration
 WIRE_RATIO = 1.06
-"""Bytes on the line for each byte of KV: frames, TLS, TCP and IP headers, acknowledgements the other way left out."""
+"""Bytes on the line for each byte of KV: frames, TLS, TCP and IP headers. Those that results count are without."""
 
 
 def simulate(experiment: Experiment, name: str, profiles: dict[Role, Path], arena: str) -> list[Row]:
@@ -30,12 +30,12 @@ def simulate(experiment: Experiment, name: str, profiles: dict[Role, Path], aren
     records: list[Record] = []
     simulation = Simulation(_scenario(experiment, name, profiles, arena), records.append)
     simulation.run(iter(requests), len(requests))
-    return sorted((simulated(record, speed) for record in records), key=lambda row: row.number)
+    return sorted((simulated(record, speed, WIRE_RATIO) for record in records), key=lambda row: row.number)
 
 
 def _scenario(experiment: Experiment, name: str, profiles: dict[Role, Path], arena: str) -> Scenario:
     policy, handoff = POLICY_FILE[name]
-    settings = PolicySettings(name=policy, handoff=handoff)
+    settings = PolicySettings(name=policy, handoff=handoff, relay_max_tokens=10**6, relay_max_time="1000000s")
     prefill, decode = (from_profile(load(profiles[role])) for role in (Role.PREFILL, Role.DECODE))
     beside = {Role.RELAY, Role.DECODE} if policy == "idc_pd" else {Role.RELAY}
     instances = [

@@ -21,6 +21,8 @@ from pdrelay.cluster.units import parse_address
 
 MODEL = "bench"
 ARENA = "1GiB"
+UNBOUNDED = 'relay_max_tokens = 1000000, relay_max_time = "1000000s"'
+"""The evaluation's relay has no bound that was reached."""
 PREFILL_NAMES = tuple(f"p-{number}" for number in range(PREFILLS))
 NAMES = ("host-a", "host-b", *PREFILL_NAMES, "rld-0", "md-0", GATEWAY)
 
@@ -38,7 +40,7 @@ class Site(NamedTuple):
 
     url: str
     namespace: str | None
-    parts: dict[str, Child]
+    near_depot: Path  # its socket
 
 
 @asynccontextmanager
@@ -68,7 +70,7 @@ async def running(fleet: Fleet, line: ShapedLine, policy: str, handoff: str, nam
             await start("engine", engine, a)
         await start("engine", "md-0", b)
         await start("gateway", GATEWAY, a)
-        yield Site(f"http://{near[-1]}", a, parts)
+        yield Site(f"http://{near[-1]}", a, home / "host-a.sock")
 
 
 def _near_addresses(line: ShapedLine, count: int) -> list[str]:
@@ -84,7 +86,7 @@ def _config(fleet: Fleet, home: Path, line: ShapedLine, policy: str, handoff: st
     yield f'model = {{ name = "{MODEL}", path = "{fleet.model}", max_model_len = 65536 }}'
     yield f'gateway = {{ cluster = "dc-a", listen = "{near[-1]}", debug = true }}'
     yield f'tls = {{ directory = "{tls}" }}'
-    yield f'policy = {{ name = "{policy}", handoff = "{handoff}" }}'
+    yield f'policy = {{ name = "{policy}", handoff = "{handoff}", {UNBOUNDED} }}'
     yield 'cluster = [{ name = "dc-a" }, { name = "dc-b" }]'
     for host, cluster, listen, reached in (
         ("host-a", "dc-a", route.sender, route.sender), ("host-b", "dc-b", route.receiver, route.control),
