@@ -15,7 +15,7 @@ from starlette.datastructures import State
 from starlette.websockets import WebSocketDisconnect
 
 from pdrelay.engine.logprobs import pack
-from pdrelay.engine.messages import Open, Prefilled, Takeover
+from pdrelay.engine.messages import SUBPROTOCOLS, Open, Prefilled, Takeover
 from pdrelay.engine.serving import Ask, Enough, Feed, Generate, Reply, decode_to_serving, encode
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
@@ -73,7 +73,7 @@ class Gateway:
         self.replies: list[Reply] = []
         self.generated: list[Generate] = []
         self.closed = asyncio.Event()
-        self.scope: dict[str, Any] = {"subprotocols": []}
+        self.scope: dict[str, Any] = {"subprotocols": list(SUBPROTOCOLS)}
 
     async def accept(self, subprotocol: str | None = None) -> None: ...
 
