@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from cases import H20, H200, case
@@ -11,6 +12,7 @@ from cases import H20, H200, case
 from pdrelay.bench.planner import large
 from pdrelay.cluster.topology import Role
 from pdrelay.errors import ConfigError
+from pdrelay.perf.lengths import lognormal
 from pdrelay.plan import optimise as module
 from pdrelay.plan.evaluate import Evaluator, feasible, value
 from pdrelay.plan.infeasible import explain
@@ -27,7 +29,7 @@ def brute(problem: Problem) -> float:
         if local + decode > 8:
             continue
         counts = {("h200", Role.PREFILL): remote, ("h20", Role.PREFILL): local, ("h20", Role.DECODE): decode}
-        for threshold in (0.0, LOCAL_ONLY, *(8000 * 1.12**i for i in range(18))):
+        for threshold in (0.0, LOCAL_ONLY, *(8000 * 1.25**i for i in range(9))):
             best = max(best, value(problem, evaluator.worth(Plan("near", threshold, counts))))
     return best
 
@@ -162,6 +164,43 @@ def test_a_time_that_is_too_short_is_named_with_the_shortest_that_is_possible(pr
     assert not feasible(below, optimise(below).best)
 
 
+@pytest.mark.full
+def test_times_that_are_too_short_together_are_stretched_alike() -> None:
+    promise = Promise(ttft=3.0, ttst=2.5, tpot=0.020)
+    (reason,) = explain(case(promise))
+    assert "cannot be kept together" in reason.sentence
+    times = {name: getattr(promise, name) * reason.nearest * 1.01 for name in ("ttft", "ttst", "tpot")}
+    near = case(Promise(**times))
+    assert feasible(near, optimise(near).best)
+    below = case(Promise(**{name: limit * 0.96 for name, limit in times.items()}))
+    assert not feasible(below, optimise(below).best)
+
+
+def test_a_promise_that_only_another_threshold_keeps_is_kept() -> None:
+    lengths = lognormal(9.0, 0.9, 128, 131_072, 64)
+    slow = replace(H20.scaled("slow", prefill=0.2), price=1.0)
+    pools = (case().pools[0]._replace(most=2), Pool("slow", "near", slow, 30, frozenset({Role.PREFILL, Role.DECODE})))
+    problem = case(Promise(ttft=3.2, share=0.95), pools=pools, lengths=lengths)
+    plans = [Plan("near", t, {("h200", Role.PREFILL): 2, ("slow", Role.PREFILL): 20, ("slow", Role.DECODE): 10})
+             for t in (500.0, 1000.0, 2000.0)]  # fmt: skip
+    by_hand = max(Evaluator(problem).worth(plan).goodput for plan in plans)
+    assert by_hand > 0
+    assert optimise(problem).best.goodput >= by_hand
+
+
+def test_no_instance_is_planned_that_does_nothing() -> None:
+    pools = (case().pools[0]._replace(most=100_000), case().pools[1])
+    found = optimise(case(pools=pools), seconds=0.5)
+    assert found.method == "solver"
+    assert found.best.plan.of("h200", Role.PREFILL) < 100
+
+
+def test_requests_without_anything_to_decode_are_planned() -> None:
+    lengths = case().lengths
+    single = lengths.__class__(lengths.weight, lengths.prompt, lengths.cached, lengths.output * 0 + 1)
+    assert optimise(case(lengths=single)).best.goodput > 0
+
+
 def test_requests_that_fit_nowhere_are_named() -> None:
     problem = case(lengths=case().lengths.scaled(prompt=1000))
     (reason,) = explain(problem)
@@ -172,6 +211,9 @@ def test_requests_that_fit_nowhere_are_named() -> None:
 def test_problems_that_are_none_say_what_is_missing() -> None:
     with pytest.raises(ConfigError, match="found none for decode"):
         optimise(case(pools=case().pools[:1]))
+    free = tuple(pool._replace(profile=replace(pool.profile, price=0.0)) for pool in case().pools)
+    with pytest.raises(ConfigError, match="found 'ratio' and no price"):
+        optimise(case(aim="ratio", pools=free))
     with pytest.raises(ConfigError, match="aim = 'cost'"):
         optimise(case(aim="cost", rate=0.0))
 

@@ -14,6 +14,7 @@ STEPS = 12
 """Halvings of the distance to the nearest promise."""
 
 SEARCH_SECONDS = 0.7
+WORDS = {"rate": "rate", "ttft": "TTFT", "ttst": "TTST", "tpot": "time per token"}
 
 
 class Infeasible(NamedTuple):
@@ -104,23 +105,35 @@ def _at(term: _Term, limit: float) -> Worth | None:
 
 
 def _sentence(term: _Term, nearest: float, worth: Worth) -> str:
-    what = {"rate": "rate", "ttft": "TTFT", "ttst": "TTST", "tpot": "time per token"}[term.name]
     return (
-        f"the {what} of {term.asked:.4g} {term.unit} cannot be kept with the rest of the request; the nearest feasible "
-        f"one is {nearest:.4g} {term.unit}, where {worth.rates.binding} is full first"
+        f"the {WORDS[term.name]} of {term.asked:.4g} {term.unit} cannot be kept with the rest of the request; the "
+        f"nearest feasible one is {nearest:.4g} {term.unit}, where {worth.rates.binding} is full first"
     )
 
 
 def _together(problem: Problem, terms: list[_Term]) -> Infeasible:
-    """No single promise is at fault: all but the rate are dropped."""
-    free = problem._replace(promise=problem.promise._replace(ttft=math.inf, ttst=math.inf, tpot=math.inf), aim="rate")
-    worth = optimise(free, SEARCH_SECONDS).best
-    names = ", ".join(term.name for term in terms) or "the deployment"
+    """No single promise is at fault: all times are stretched alike."""
+    times = [term for term in terms if term.name != "rate"]
+    if not times:
+        return Infeasible("deployment", problem.rate, 0.0, None, "no plan serves any request at all")
+    together = _Term("stretch", "", 1.0, problem, lambda factor: _stretched(problem, factor))
+    factor, worth = _nearest(together)
+    names = " and ".join(WORDS[term.name] for term in times)
+    if math.isinf(factor):
+        sentence = f"{names} cannot be kept, however long they may be: no plan serves what is asked for"
+        return Infeasible(names, 1.0, factor, None, sentence)
+    nearest = ", ".join(f"{WORDS[term.name]} {term.asked * factor:.4g} s" for term in times)
     sentence = (
-        f"{names} cannot be kept, and no single one of them is at fault; without any promise the most is "
-        f"{worth.goodput:.4g} requests/s, where {worth.rates.binding} is full first"
+        f"{names} cannot be kept together, and no single one of them is at fault; the nearest feasible, all stretched "
+        f"alike, are {nearest}, where {worth.rates.binding} is full first"
     )
-    return Infeasible(names, problem.rate, worth.goodput, worth if worth.goodput else None, sentence)
+    return Infeasible(names, 1.0, factor, worth, sentence)
+
+
+def _stretched(problem: Problem, factor: float) -> Problem:
+    promise = problem.promise
+    longer = {name: getattr(promise, name) * factor for name in ("ttft", "ttst", "tpot")}
+    return problem._replace(promise=promise._replace(**longer))
 
 
 def _memory(problem: Problem) -> Infeasible:

@@ -59,7 +59,12 @@ class Program:
 
     def most_rate(self) -> Solved | None:
         """The highest rate; the cheapest way to it."""
-        return self._solve(self._rate, cost_weight=1e-9)
+        found = self._solve(self._rate, cost_weight=0.0)
+        if found is None or not found.rate:
+            return found
+        least = self.least_cost(found.rate * (1 - 1e-6))
+        self._solver.changeColBounds(self._rate.index, 0.0, MOST_RATE)
+        return least or found
 
     def least_cost(self, rate: float) -> Solved | None:
         """The cheapest way to `rate`; None when there is none."""
@@ -149,21 +154,12 @@ class Program:
         self._solver.addConstr(able - needed >= 0.0)
 
 
-def installed() -> bool:
-    """Whether the solver is there."""
-    try:
-        _module()
-    except ConfigError:
-        return False
-    return True
-
-
 def _module() -> Any:
     try:
         import highspy
     except ImportError as error:
         raise ConfigError(
-            "plan: this many instances need a solver: pip install 'pdrelay[plan]', or lower the counts of the pools"
+            f"plan: so many instances need HiGHS ({error}): pip install 'pdrelay[plan]', or lower the pools' counts"
         ) from error
     return highspy
 

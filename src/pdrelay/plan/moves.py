@@ -99,9 +99,12 @@ def until(seconds: float) -> Accept:
 
 
 def climb(evaluator: Evaluator, start: Worth, go_on: Accept) -> Worth:
-    """Moves to better neighbours until there is none, or `go_on` says that it is time to stop."""
+    """Moves to better neighbours until there is none, or `go_on` says that it is time to stop.
+
+    Where nothing is served no neighbour tells the way.
+    """
     best = start
-    improved = True
+    improved = start.goodput > 0
     while improved and go_on():
         improved = False
         for kind in (counts_moves, threshold_moves, hit_threshold_moves, swap_moves):

@@ -29,6 +29,12 @@ POINTS = 256
 EXAMINED = 120
 """Candidates whose waiting is evaluated."""
 
+HOPELESS = 50
+"""Candidates of which none keeps the promise at any rate, after which no more are looked at."""
+
+HOPEFUL, SPREAD = 16, 10
+"""Of those, so many are tried at other thresholds."""
+
 COARSE_THRESHOLDS = 24
 SHAPES = 4
 """Main clusters and thresholds for which the whole program is solved, after relaxations of all."""
@@ -64,6 +70,8 @@ def optimise(problem: Problem, seconds: float = 4.0) -> Optimum:
     few = combinations(problem) <= MOST_COMBINATIONS
     all_of_them = list(candidates(coarse)) if few else []
     found = _examine(search, all_of_them) if few else _solve(search)
+    if not found[0].goodput:
+        found = _sorted(problem, [*_other_thresholds(search, found[:HOPEFUL]), *found])
     go_on = until(max(0.3, seconds - (time.perf_counter() - started)))
     polished = [climb(search, each, go_on) for each in found[:2]]
     exact = Evaluator(problem)
@@ -75,6 +83,16 @@ def optimise(problem: Problem, seconds: float = 4.0) -> Optimum:
         best, [exact.worth(each.plan) for each in front], "exhaustive" if few else "solver",
         time.perf_counter() - started, len(search.seen()),
     )  # fmt: skip
+
+
+def _other_thresholds(search: Evaluator, worths: list[Worth]) -> list[Worth]:
+    """The threshold that carries most is not the one whose times are the shortest."""
+    found = []
+    for plan in (worth.plan for worth in worths):
+        if 0 < plan.threshold < math.inf:
+            spread = exhaustive.thresholds_of(search.problem, plan.main, SPREAD)[1:-1]
+            found += [search.worth(plan._replace(threshold=threshold)) for threshold in spread.tolist()]
+    return found
 
 
 def _best(evaluator: Evaluator, plans: list[Plan]) -> Worth:
@@ -95,7 +113,9 @@ def _examine(search: Evaluator, found: list[Candidate]) -> list[Worth]:
     ranked = sorted((c for c in found if bound(c) > -math.inf), key=bound, reverse=True)
     worths: list[Worth] = []
     best: Worth | None = None
-    for candidate in ranked[:EXAMINED]:
+    for number, candidate in enumerate(ranked[:EXAMINED]):
+        if number >= HOPELESS and best is not None and not best.goodput:
+            break
         if best is not None and feasible(problem, best) and bound(candidate) < _reached(problem, best):
             break
         for plan in _with_relays(problem, candidate.plan):

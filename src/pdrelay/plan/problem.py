@@ -135,6 +135,8 @@ def check(problem: Problem) -> None:
     _unique(pool.name for pool in problem.pools)
     if problem.aim == "cost" and problem.rate <= 0:
         raise ConfigError(f"rate: found {problem.rate}, expected the requests/s that aim = 'cost' is for, above 0")
+    if problem.aim == "ratio" and not any(pool.price > 0 for pool in problem.pools):
+        raise ConfigError("aim: found 'ratio' and no price, expected a price above 0 for some profile")
     if not 0 < problem.promise.share < 1:
         raise ConfigError(f"promise.share: found {problem.promise.share}, expected a number between 0 and 1")
 

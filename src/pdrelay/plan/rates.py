@@ -44,7 +44,7 @@ def decode_capacity(loads: Loads, counts: Counted, work: Decoding | None = None)
         pool = loads.pool(name)
         if pool.cluster == loads.main:
             rate = full_rate(pool.profile, work or loads.decoding, decode_batch(loads, name))
-            total = total + np.where(count > 0, count * rate, 0.0)
+            total = total + _times(count, rate)
     return total
 
 
@@ -81,9 +81,14 @@ def _prefills(loads: Loads, cluster: str, counts: Counted) -> Array:
     total: Array = np.zeros(loads.thresholds.shape)
     for name, count in counts.items():
         if loads.pool(name).cluster == cluster:
-            rate = compute_rate(1.0, loads.prefill[name].seconds)
-            total = total + np.where(count > 0, np.where(count > 0, count, 1.0) * rate, 0.0)
+            total = total + _times(count, compute_rate(1.0, loads.prefill[name].seconds))
     return total
+
+
+def _times(count: Array, rate: Array | float) -> Array:
+    """Rate of `count` instances: none has none, even where one would have no bound."""
+    able: Array = np.where(count > 0, np.where(count > 0, count, 1.0) * rate, 0.0)
+    return able
 
 
 def counts_of(plan: Plan, role: Role) -> Counted:
