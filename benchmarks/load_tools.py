@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,16 @@ from typing import NamedTuple
 
 REQUESTS = 20
 SECONDS = 300
+
+
+VLLM_BENCH_SERVE = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""`vllm bench serve`: the command itself looks for a package called vllm, which builds for CPUs are not."""
 
 
 class Tool(NamedTuple):
@@ -40,7 +51,7 @@ def home() -> Path:
 
 def vllm_command(_: Path, options: argparse.Namespace, out: Path) -> list[str]:
     return [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai-chat",
+        sys.executable, "-c", VLLM_BENCH_SERVE, "--backend", "openai-chat",
         "--base-url", options.url, "--endpoint", "/v1/chat/completions", "--model", options.model, "--tokenizer",
         options.tokenizer, "--dataset-name", "random", "--random-input-len", "64", "--random-output-len", "32",
         "--num-prompts", str(REQUESTS), "--request-rate", "5", "--ignore-eos", "--save-result", "--result-filename",
@@ -151,9 +162,9 @@ def attempt(name: str, options: argparse.Namespace, out: Path) -> dict[str, obje
             command, cwd=out, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return {"command": " ".join(command), "exit_code": 1, "said": [f"no end after {SECONDS} s"]}
+        return {"command": shlex.join(command), "exit_code": 1, "said": [f"no end after {SECONDS} s"]}
     said = (done.stderr + done.stdout).strip().splitlines()
-    result: dict[str, object] = {"command": " ".join(command), "exit_code": done.returncode}
+    result: dict[str, object] = {"command": shlex.join(command), "exit_code": done.returncode}
     try:
         result["good"], result["failed"] = tool.counts(out, done.stdout)
     except (OSError, ValueError, KeyError, StopIteration) as error:
