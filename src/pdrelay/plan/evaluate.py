@@ -68,6 +68,7 @@ class Evaluator:
         loads = self.loads(plan)
         found = rates(loads, plan)
         good = self._goodput(loads, plan, found.total)
+        assert good <= found.total or not good, f"INV-PLAN-2: {good} of {found.total}"
         serves = min(good, self.problem.rate) if self.problem.aim == "cost" else good
         cost = price_of(self.problem, plan.counts) + serves * egress_price(loads, plan) * HOUR
         return Worth(plan, found, good, cost, serves)

@@ -79,6 +79,9 @@ def optimise(problem: Problem, seconds: float = 4.0) -> Optimum:
     best = climb(exact, best, go_on)
     beside = [search.worth(c.plan) for c in _outermost(all_of_them)] if few else _levels(search, best)
     front = _front([*search.seen(), *beside, best])
+    for pool in problem.pools:
+        used = sum(best.plan.of(pool.name, role) for role in Role)
+        assert used <= pool.most, f"INV-PLAN-1: {used} of {pool.most} {pool.name}"
     return Optimum(
         best, [exact.worth(each.plan) for each in front], "exhaustive" if few else "solver",
         time.perf_counter() - started, len(search.seen()),
