@@ -33,7 +33,7 @@ def _profile(random: np.random.Generator, name: str) -> InstanceProfile:
     scaled = base.scaled(name, prefill=random.uniform(0.6, 2.0))
     return replace(
         scaled, name=name, decode=decode, extend=EXTEND, max_num_seqs=int(random.integers(8, 40)),
-        kv_capacity=random.uniform(60e9, 600e9), price=random.uniform(1, 10),
+        kv_capacity=10 ** random.uniform(9.8, 11.7), price=random.uniform(1, 10),
     )  # fmt: skip
 
 
@@ -73,8 +73,17 @@ def scenario(seed: int) -> tuple[Problem, Plan]:
     return problem, Plan("home", threshold, counts, hit_threshold=random.uniform(0.3, 1.0) if relayed else 0.0)
 
 
-def agree(seed: int, turns: int) -> None:
-    problem, plan = scenario(seed)
+def memory_bound(seed: int) -> tuple[Problem, Plan]:
+    """A random decode instance whose memory alone limits its batch."""
+    random = np.random.default_rng(seed)
+    lengths = lognormal(random.uniform(7.5, 10), random.uniform(0.3, 1.1), 64, 65_536, random.uniform(40, 1200))
+    tight = replace(_profile(random, "tight"), max_num_seqs=256, kv_capacity=random.uniform(2.5e9, 12e9))
+    pools = (Pool("p", "home", replace(H200, kv_capacity=1e12), 99), Pool("d", "home", tight, 99))
+    plan = Plan("home", LOCAL_ONLY, {("p", Role.PREFILL): 40, ("d", Role.DECODE): 1})
+    return Problem(pools, {}, lengths), plan
+
+
+def agree(problem: Problem, plan: Plan, seed: int, turns: int) -> None:
     worth = Evaluator(problem).worth(plan)
     assert 0 < worth.rates.total < math.inf
     most = sustained(problem, plan, worth.rates.total, seed, turns)
@@ -84,13 +93,21 @@ def agree(seed: int, turns: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rates_agree_within_5_percent(seed: int) -> None:
-    agree(seed, 10)
+    agree(*scenario(seed), seed, 10)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(4, 54))
 def test_rates_agree_within_5_percent_over_fifty_scenarios(seed: int) -> None:
-    agree(seed, 21)
+    agree(*scenario(seed), seed, 21)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(20))
+def test_rates_agree_where_memory_limits_the_batch(seed: int) -> None:
+    problem, plan = memory_bound(seed)
+    assert Evaluator(problem).worth(plan).rates.binding == "decode"
+    agree(problem, plan, seed, 10)
 
 
 def test_the_random_scenarios_reach_every_stage() -> None:

@@ -13,7 +13,7 @@ class Decoding(NamedTuple):
 
     steps: float  # tokens to decode
     context: float  # tokens of a running sequence, averaged over its steps
-    first: float  # tokens of its prompt
+    first: float  # tokens of the prompt of the one that waits for memory next
     extend: float = 0.0  # seconds of the instance for the tokens that it takes over from a relay
 
 

@@ -93,4 +93,5 @@ def decoding(lengths: Lengths, mode: Mode) -> Decoding:
         return Decoding(0.0, prompt, prompt)
     # A sequence is seen in proportion to how long it runs.
     context = lengths.mean(steps * (lengths.prompt + 1 + steps / 2)) / total
-    return Decoding(total, context, prompt)
+    # The longer a prompt the longer it waits for memory: whoever is next in line is long.
+    return Decoding(total, context, lengths.mean(lengths.prompt**2) / prompt)
