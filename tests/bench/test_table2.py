@@ -126,7 +126,8 @@ def test_moments_know_how_many_were_under_way() -> None:
 
 async def test_a_pool_gives_each_transfer_a_connection_in_order_of_arrival(tmp_path: Path) -> None:
     (address,) = free_addresses(1)
-    line = ShapedLine("user", math.inf, 0.0, fleet.Route("", "", "", ""), Door(address, address))
+    door = Door(address, address)
+    line = ShapedLine("user", math.inf, 0.0, fleet.Route("", "", "", ""), door, door)
     sizes = [1_500_000] * 6
     async with pool.connected(line, 2, 7.5e6, tmp_path) as connections:
         moments = await connections.run([0.0] * 6, sizes)

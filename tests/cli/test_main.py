@@ -10,6 +10,8 @@ from click.testing import CliRunner
 
 from pdrelay.cli.bench import COMMANDS as BENCHMARKS
 from pdrelay.cli.main import COMMANDS, main
+from pdrelay.cli.reproduce import COMMANDS as REPRODUCTIONS
+from pdrelay.cli.study import COMMANDS as STUDIES
 from pdrelay.errors import ConfigError, StartError
 
 
@@ -27,11 +29,13 @@ def test_help_lists_every_command_and_imports_none():
     assert result.stdout.endswith("[]\n")
 
 
-LEAVES = (
-    [[name] for name in COMMANDS if name not in ("bench", "reproduce")]
-    + [["bench", name] for name in BENCHMARKS]
-    + [["depot", "stats"], ["reproduce", "pdd"]]
-)
+LEAVES = [
+    *([name] for name in COMMANDS if name not in ("bench", "reproduce", "study")),
+    *(["bench", name] for name in BENCHMARKS),
+    *(["reproduce", name] for name in REPRODUCTIONS),
+    *(["study", name] for name in STUDIES),
+    ["depot", "stats"],
+]
 
 
 @pytest.mark.parametrize("names", LEAVES, ids=" ".join)
