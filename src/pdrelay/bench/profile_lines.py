@@ -20,6 +20,8 @@ from pdrelay.kv.names import Scope, prompt_pages, root
 PATIENCE = 120.0
 """Seconds for one transfer."""
 LEAST_TOKENS = 128
+WAYS = 2
+"""Round trips of a transfer that nobody prepared: the offer and what is lacking, the last page and its receipt."""
 
 
 class LineSample(NamedTuple):
@@ -28,7 +30,7 @@ class LineSample(NamedTuple):
     source: str
     target: str
     sizes: tuple[float, ...]
-    rates: tuple[float, ...]  # of each transfer: bytes by the time from the wish to the last page's arrival
+    rates: tuple[float, ...]  # of each transfer: bytes by the time that they took, without WAYS round trips
     measured_rate: float  # the depots' own estimate; 0 when they have none
     rtt: float
 
@@ -53,17 +55,15 @@ async def measure_line(
         raise ConfigError(f"profile: engine {source.engine.instance} does not answer: {source.engine.status.detail}")
     fitting = max(LEAST_TOKENS, int(min(most_bytes / hello.contract.bytes_per_token, prompt_tokens)))
     tokens = min(prompt_tokens, fitting, hello.max_model_len - 2)
-    sizes, rates = [], []
+    moved: list[tuple[float, float]] = []
     async with _listening(source.depot) as heard:
         for number in range(repetitions):
-            size, seconds = await _send(source, target, tokens, f"profile-line/{time.time_ns()}/{number}", heard)
-            sizes.append(size)
-            rates.append(size / seconds)
+            moved.append(await _send(source, target, tokens, f"profile-line/{time.time_ns()}/{number}", heard))
     estimate = heard.estimates.get(target.host)
-    return LineSample(
-        source.host, target.host, tuple(sizes), tuple(rates),
-        estimate.rate if estimate and estimate.measured else 0.0, estimate.base_rtt if estimate else 0.0,
-    )  # fmt: skip
+    rtt = estimate.base_rtt if estimate else 0.0
+    rates = tuple(size / max(seconds - WAYS * rtt, seconds / 2) for size, seconds in moved)
+    measured = estimate.rate if estimate and estimate.measured else 0.0
+    return LineSample(source.host, target.host, tuple(size for size, _ in moved), rates, measured, rtt)
 
 
 class _Heard:

@@ -25,7 +25,7 @@ from pdrelay.bench.trio import Trio, running
 from pdrelay.bench.validation import Metric, Times, calibrate, compare, measured, prepared, simulate
 from pdrelay.cluster.config import Deployment, load
 from pdrelay.cluster.topology import Instance
-from pdrelay.errors import BenchError, ConfigError, PdrelayError
+from pdrelay.errors import ConfigError, PdrelayError
 from pdrelay.perf.instance import InstanceProfile
 from pdrelay.perf.profile import load as load_profile
 from pdrelay.sim.deployed import Terms, deployed
@@ -155,7 +155,11 @@ async def _measured(
             profile = await _profile(parts, alike[0], settings, report, progress)
             profiles |= dict.fromkeys(alike, profile)
         progress("measuring lines")
-        lines = await measure_lines(parts, settings.longest, settings.repetitions)
+        lines = {}
+        try:
+            lines = await measure_lines(parts, settings.longest, settings.repetitions)
+        except PdrelayError as error:
+            report.failures["lines"] = f"{error}; the configured rates are simulated"
     rates = {ends: max(line.rates) for ends, line in lines.items()}
     report.line_rates = {f"{source}->{target}": rate for (source, target), rate in rates.items()}
     return Build(deployment, profiles, rates)
@@ -183,12 +187,12 @@ async def _profile(
     fitted = fit(found)
     costs = {kind: msgspec.to_builtins(getattr(fitted, kind)) for kind in ("prefill", "extend", "decode")}
     report.costs.append(Costs(instance=name, costs=costs, errors=fitted.errors))
-    size = found.hello.contract.bytes_per_token
-    if not found.kv_tokens:
-        raise BenchError(f"{name}: its load reports do not tell how much KV memory it has")
+    hello, size = found.hello, found.hello.contract.bytes_per_token
+    # An engine whose load reports do not tell is taken to have room for all that it admits.
+    tokens = found.kv_tokens or hello.max_num_seqs * hello.max_model_len
     return InstanceProfile(
         name=name, prefill=fitted.prefill, decode=fitted.decode, extend=fitted.extend, kv_per_token=size, kv_fixed=0.0,
-        kv_capacity=found.kv_tokens * size, max_num_seqs=found.hello.max_num_seqs,
+        kv_capacity=tokens * size, max_num_seqs=hello.max_num_seqs,
         prefill_chunk=_chunk(parts.deployment, name),
     )  # fmt: skip
 
