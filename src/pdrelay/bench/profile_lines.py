@@ -55,10 +55,9 @@ async def measure_line(
         raise ConfigError(f"profile: engine {source.engine.instance} does not answer: {source.engine.status.detail}")
     fitting = max(LEAST_TOKENS, int(min(most_bytes / hello.contract.bytes_per_token, prompt_tokens)))
     tokens = min(prompt_tokens, fitting, hello.max_model_len - 2)
-    moved: list[tuple[float, float]] = []
     async with _listening(source.depot) as heard:
-        for number in range(repetitions):
-            moved.append(await _send(source, target, tokens, f"profile-line/{time.time_ns()}/{number}", heard))
+        names = [f"profile-line/{time.time_ns()}/{number}" for number in range(repetitions)]
+        moved = [await _send(source, target, tokens, name, heard) for name in names]
     estimate = heard.estimates.get(target.host)
     rtt = estimate.base_rtt if estimate else 0.0
     rates = tuple(size / max(seconds - WAYS * rtt, seconds / 2) for size, seconds in moved)
