@@ -80,9 +80,12 @@ def simulate(scenario: Scenario, requests: Sequence[Request]) -> Times:
     }
 
 
-def calibrate(build: Build, requests: Sequence[Request], real: Times) -> Terms:
-    """The terms with which the simulation comes closest to a real run: the sum of the median errors is least."""
-    tried = [_with_cores(build, requests, real, cores) for cores in CORES]
+def calibrate(build: Build, requests: Sequence[Request], real: Times, cores: Sequence[float] = CORES) -> Terms:
+    """The terms with which the simulation comes closest to a real run: the sum of the median errors is least.
+
+    `cores`: the candidates; engines that compute nothing need none.
+    """
+    tried = [_with_cores(build, requests, real, each) for each in cores]
     around = min(tried)[1].cores
     if around:
         tried += [_with_cores(build, requests, real, around + side * FINER) for side in (-1, 1)]
