@@ -63,20 +63,21 @@ def test_the_simulator_says_what_the_gateway_does(
         assert np.nanpercentile(off, 75) < 0.15
 
 
-def test_the_terms_of_a_deployment_are_found_again() -> None:
+@pytest.mark.parametrize(("terms", "sleeping"), [(Terms(cores=1.5), False), (Terms(front=0.02), True)])
+def test_the_term_of_a_deployment_is_found_again(terms: Terms, sleeping: bool) -> None:
     there, requests = trio_deployment("20mbit", "30ms"), requests_of(msgspec.structs.replace(SESSIONS, rate=4.0), 10, 3)
 
     def build(terms: Terms) -> Scenario:
         return deployed(there, PROFILES, {}, terms)
 
-    real = simulate(build(Terms(1.5, 0.02)), requests)
-    found = calibrate(build, requests, real)
-    assert found.cores == pytest.approx(1.5, abs=0.13)
-    assert found.front == pytest.approx(0.02, abs=0.005)
+    real = simulate(build(terms), requests)
+    found = calibrate(build, requests, real, sleeping=sleeping)
+    assert found.cores == pytest.approx(terms.cores, abs=0.13)
+    assert found.front == pytest.approx(terms.front, abs=0.005)
     held = compare(real, real, simulate(build(found), requests))
     assert all(metric.holds and metric.difference == 0 for metric in held)
     lost = compare(real, real, simulate(build(Terms()), requests))
-    assert not all(metric.holds for metric in lost), "the engines do not have cores of their own here"
+    assert not all(metric.holds for metric in lost), "without the term it is off"
 
 
 @pytest.mark.full

@@ -22,7 +22,7 @@ from pdrelay.bench.profile_deployment import Parts, connected, measure_instance,
 from pdrelay.bench.profile_file import fit
 from pdrelay.bench.prompts import Scale
 from pdrelay.bench.trio import Trio, running
-from pdrelay.bench.validation import CORES, Metric, Times, calibrate, compare, measured, prepared, simulate
+from pdrelay.bench.validation import Metric, Times, calibrate, compare, measured, prepared, simulate
 from pdrelay.cluster.config import Deployment, load
 from pdrelay.cluster.topology import Instance
 from pdrelay.errors import ConfigError, PdrelayError
@@ -214,7 +214,7 @@ async def _validate(
     report.requests = sum(1 for request in requests for _ in request.turns())
     first = await _play(session, target, calibration, "calibration", settings, report, progress)
     sleeping = all(instance.engine == "emulated" for instance in build.deployment.instance)
-    terms = calibrate(build, calibration, first, (0.0,) if sleeping else CORES)
+    terms = calibrate(build, calibration, first, sleeping=sleeping)
     report.terms = terms._asdict()
     report.calibration = compare(first, first, simulate(build(terms), calibration))
     one = await _play(session, target, requests, "run 1", settings, report, progress)

@@ -57,7 +57,8 @@ def _sentences(report: Report) -> Iterator[str]:
     if report.terms:
         cores, front = report.terms["cores"], report.terms["front"]
         shared = f"engines share {cores:g} cores" if cores else "each engine has cores of its own"
-        yield f"calibrated: {shared}, the gateway takes {front * 1e3:.1f} ms before prefill has a request"
+        late = f", prefill has a request {front * 1e3:.1f} ms after it was due" if front else ""
+        yield f"calibrated: {shared}{late}"
     if report.metrics:
         yield (
             f"{report.requests} requests, not those of the calibration; errors and differences are medians over them; "

@@ -80,24 +80,27 @@ def simulate(scenario: Scenario, requests: Sequence[Request]) -> Times:
     }
 
 
-def calibrate(build: Build, requests: Sequence[Request], real: Times, cores: Sequence[float] = CORES) -> Terms:
-    """The terms with which the simulation comes closest to a real run: the sum of the median errors is least.
+def calibrate(build: Build, requests: Sequence[Request], real: Times, *, sleeping: bool) -> Terms:
+    """The one term that no profile of a single engine tells, from a real run.
 
-    `cores`: the candidates; engines that compute nothing need none.
+    Engines that compute share cores: as many as make the sum of the median errors least. Engines that only sleep as
+    long as a profile says (`sleeping`) need none; what their requests wait for is processes that wake up late, and is
+    taken as the front's: what the median request's TTFT lacks.
     """
-    tried = [_with_cores(build, requests, real, each) for each in cores]
-    around = min(tried)[1].cores
+    if sleeping:
+        simulated = simulate(build(Terms()), requests)
+        missing = [real[key]["ttft"] - simulated[key]["ttft"] for key in real.keys() & simulated.keys()]
+        return Terms(front=max(0.0, float(np.median(missing))))
+    tried = {cores: _error(build, requests, real, cores) for cores in CORES}
+    around = min(tried, key=tried.__getitem__)
     if around:
-        tried += [_with_cores(build, requests, real, around + side * FINER) for side in (-1, 1)]
-    return min(tried)[1]
+        finer = (around - FINER, around + FINER)
+        tried |= {cores: _error(build, requests, real, cores) for cores in finer}
+    return Terms(cores=min(tried, key=tried.__getitem__))
 
 
-def _with_cores(build: Build, requests: Sequence[Request], real: Times, cores: float) -> tuple[float, Terms]:
-    """The sum of errors, and the terms with these cores: the gateway's time is what is missing from TTFT."""
-    first = simulate(build(Terms(cores)), requests)
-    missing = [real[key]["ttft"] - first[key]["ttft"] for key in real.keys() & first.keys()]
-    terms = Terms(cores, max(0.0, float(np.median(missing))))
-    return sum(errors(simulate(build(terms), requests), real).values()), terms
+def _error(build: Build, requests: Sequence[Request], real: Times, cores: float) -> float:
+    return sum(errors(simulate(build(Terms(cores)), requests), real).values())
 
 
 def errors(simulated: Times, real: Times) -> dict[str, float]:
