@@ -64,9 +64,14 @@ class PageTransfer:
         if not self.open:
             return
         self.open = False
-        if self._to_relay is not None:
-            with suppress(DepotUnavailableError):
-                await self._depot.end(self._to_relay.xfer)
+        try:
+            if self._to_relay is not None:
+                with suppress(DepotUnavailableError):
+                    await self._depot.end(self._to_relay.xfer)
+        finally:  # a cancelled request still ends the other one
+            await self._end_main(keep_sending=keep_sending)
+
+    async def _end_main(self, *, keep_sending: bool) -> None:
         xfer = self._transfer.xfer
         if keep_sending and self._transfer.to is not None:
             try:
