@@ -17,9 +17,11 @@ seen: list[dict] = []
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
-    """As vLLM with a vocabulary of 4000; prompts of 66 tokens are refused."""
+    """As vLLM with a vocabulary of 4000; refuses prompts of 66 tokens, as the model `plain` what only vLLM takes."""
     body = await request.json()
     seen.append(body)
+    if body["model"] == "plain" and ("ignore_eos" in body or isinstance(body.get("prompt"), list)):
+        return web.json_response({"error": {"message": "unknown parameter"}}, status=400)
     if body.get("ignore_eos") and isinstance(body.get("prompt"), list) and max(body["prompt"]) >= 4000:
         return web.json_response({"error": {"message": "token id out of vocabulary"}}, status=400)
     if len(body.get("prompt") or ()) == 66:
@@ -99,6 +101,19 @@ def test_a_failure_is_told_and_the_rest_kept(url, tmp_path):
     assert result.exit_code == 1
     assert "failed: requests: 1 of 3 failed: HTTP 500: unlucky (1)" in result.output
     assert "2 of 3 requests in" in result.output
+
+
+def test_an_endpoint_that_knows_openais_parameters_only_gets_words(url, tmp_path):
+    seen.clear()
+    result = call("--base-url", url, "--endpoint", "completions", "--model", "plain", "--length-factor", "0.125",
+                  "--trace", str(trace(tmp_path / "t", [900, 600])), "--json")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["workload"]["prompts"] == "words"
+    assert "does not take ignore_eos" in found["notes"][0]
+    first, second = (body["prompt"].split() for body in seen[-2:])
+    assert (len(first), len(second)) == (112, 75)
+    assert first[:64] == second[:64]
 
 
 def test_sessions_at_the_chat_endpoint_fit_into_the_models_context(url):
