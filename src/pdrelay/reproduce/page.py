@@ -10,9 +10,13 @@ from pdrelay.ui.page import Section, Table, page
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row as text: table, quantity, unit, published, obtained, error, kind."""
-    published = "-" if row.published is None else f"{row.published:,.4g}"
+    published = "-" if row.published is None else _figure(row.published)
     error = "-" if row.error is None else f"{row.error:+.1%}"
-    return row.table, row.quantity, row.unit, published, f"{row.obtained:,.4g}", error, row.kind
+    return row.table, row.quantity, row.unit, published, _figure(row.obtained), error, row.kind
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 HEAD = ("table", "quantity", "unit", "published", "obtained", "error", "kind")
@@ -21,10 +25,10 @@ HEAD = ("table", "quantity", "unit", "published", "obtained", "error", "kind")
 def html(title: str, rows: Sequence[Row], charts: Sequence[tuple[str, str]], assumptions: Sequence[Assumption]) -> str:
     """A page in one file; `charts` are captions and SVG."""
     sections = [
-        Section("Rows", [Table(HEAD, [cells(row) for row in rows])]),
+        Section("Rows", [Table(HEAD, [cells(row) for row in rows], names=3)]),
         Section("Figures", charts=charts),
         Section("Why some published numbers cannot come from the stated set-up", notes=reasons(rows)),
-        Section("Assumptions", [Table(("what", "value", "origin"), assumptions)]),
+        Section("Assumptions", [Table(("what", "value", "origin"), assumptions, names=3)]),
     ]
     return page(title, sections)
 

@@ -13,10 +13,11 @@ from pdrelay.errors import ConfigError
 
 
 class Table(NamedTuple):
-    """Rows of text; the first column is a name."""
+    """Rows of text; the first `names` columns are words, the others figures."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[object]]
+    names: int = 1
 
 
 class Section(NamedTuple):
@@ -28,7 +29,9 @@ class Section(NamedTuple):
     notes: Sequence[str] = ()
 
 
-_PAGE = """<!doctype html>
+_PAGE = """{% macro cells(tag, row, names) %}{% for cell in row %}
+<{{ tag }}{% if loop.index <= names %} class="name"{% endif %}>{{ cell }}</{{ tag }}>{% endfor %}{% endmacro -%}
+<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
@@ -37,7 +40,7 @@ body { font: 15px/1.45 system-ui, sans-serif; color: #1c1c1c; background: #fff; 
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #ddd; }
 table { border-collapse: collapse; margin: .8rem 0; font-size: .92rem; }
 th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid #e6e6e6; }
-th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
+.name { text-align: left; } th { font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
 figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: .2rem; }
 svg { width: 100%; height: auto; }
@@ -46,9 +49,9 @@ svg { width: 100%; height: auto; }
 <h1>{{ title }}</h1>
 {% for section in sections %}<section><h2>{{ section.title }}</h2>
 {% for note in section.notes %}<p class="note">{{ note }}</p>
-{% endfor %}{% for table in section.tables %}<table><thead><tr>{% for cell in table.head %}<th>{{ cell }}</th>
-{% endfor %}</tr></thead><tbody>
-{% for row in table.rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}{% for table in section.tables %}<table><thead>
+<tr>{{ cells("th", table.head, table.names) }}</tr></thead><tbody>
+{% for row in table.rows %}<tr>{{ cells("td", row, table.names) }}</tr>
 {% endfor %}</tbody></table>
 {% endfor %}{% if section.charts %}<div class="charts">{% for caption, svg in section.charts %}
 <figure><figcaption>{{ caption }}</figcaption>{{ svg }}</figure>{% endfor %}</div>{% endif %}</section>
