@@ -70,6 +70,16 @@ async def test_a_stream_takes_the_place_of_an_older_one_with_its_key() -> None:
     assert made == [("new", 0), ("new", 1)]
 
 
+async def test_nobody_waits_for_a_stream_whose_client_left_before_it_began() -> None:
+    source, late, fresh = Source(), [], []
+    old = source.next_key()
+    source.set_interval(0.0)
+    source.start(Running(old, 0, 3, late.append))
+    source.start(Running(source.next_key() + GROUPS - 1, 0, 3, fresh.append))  # of the same group
+    await asyncio.sleep(0)
+    assert (late, fresh) == ([], [0])
+
+
 def test_a_short_run_with_a_peer_that_is_not_installed(tmp_path: Path) -> None:
     (tmp_path / "smg.py").write_text(ABSENT)
     arguments = ["--quick", "--seconds", "0.3", "--peer", "smg", "--peers", str(tmp_path), "--json"]

@@ -108,7 +108,8 @@ async def _measure(task: Task, source: Source) -> Result:
         seen = clients.take()
         await clients.stop()
     except TimeoutError:
-        return _failed(clients.failure or "not all streams began, or not all ended when their clients left, in time")
+        await clients.stop()
+        return _failed(clients.failure or f"not all streams had begun after {STARTING_SECONDS:g} s")
     except OSError as error:
         return _failed(str(error))
     if clients.failure is not None:

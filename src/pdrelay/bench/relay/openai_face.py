@@ -87,5 +87,5 @@ class _Connection(asyncio.Protocol):
             transport.write(frame if index < last else frame + end)
 
         transport.write(_STREAM + frames[0])
-        self._running = Running(request.seed, 1, request.max_tokens, emit)
+        self._running = Running(request.seed, 1, request.max_tokens, emit, transport.abort)
         self._source.start(self._running)

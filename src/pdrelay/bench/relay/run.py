@@ -107,9 +107,10 @@ async def run(settings: Settings, report: Report, progress: Progress) -> None:
 
 
 async def _rounds(settings: Settings, report: Report, site: Site, names: list[str], progress: Progress) -> None:
+    absent = set(report.failures)
     for number in range(settings.rounds):
         for name in names:
-            if name in report.failures:
+            if name in absent:
                 continue
             progress(f"round {number + 1} of {settings.rounds}: {name}")
             try:

@@ -13,8 +13,11 @@ GROUPS = 2
 class Running:
     """One decoding stream. `emit` sends the token with the index that it is given."""
 
-    def __init__(self, key: int, next_index: int, limit: int, emit: Callable[[int], None]) -> None:
-        self.key, self.next, self.limit, self.emit = key, next_index, limit, emit
+    def __init__(
+        self, key: int, next_index: int, limit: int, emit: Callable[[int], None], drop: Callable[[], None] | None = None
+    ) -> None:
+        """`drop` is called when its client left and nobody ended it."""
+        self.key, self.next, self.limit, self.emit, self.drop = key, next_index, limit, emit, drop
 
 
 class Source:
@@ -31,11 +34,18 @@ class Source:
         self._groups: list[dict[int, Running]] = [{} for _ in range(GROUPS)]
         self._behind = [0] * GROUPS  # streams whose client has not read all
         self._ticker: asyncio.Task[None] | None = None
-        self._stopped = asyncio.Event()
+        self._keys = self._oldest = 0  # keys up to the latter are of clients that have left
 
     def set_interval(self, interval: float) -> None:
-        """Changes between stepping by the clock (seconds) and in lockstep (0). Nothing may run."""
-        assert not any(self._groups), "streams are running"
+        """Changes between stepping by the clock (seconds) and in lockstep (0). Streams begun before are dropped, late
+        ones included: their clients have left, and in lockstep the others would wait for them."""
+        left = [running for group in self._groups for running in group.values()]
+        self._groups = [{} for _ in range(GROUPS)]
+        self._behind = [0] * GROUPS
+        self._oldest = self._keys
+        for running in left:
+            if running.drop is not None:
+                running.drop()
         self.interval = interval
         self._read.clear()
         self.made.clear()
@@ -43,8 +53,15 @@ class Source:
             self._ticker.cancel()
         self._ticker = asyncio.create_task(self._tick()) if interval else None
 
+    def next_key(self) -> int:
+        """A number for a stream."""
+        self._keys += 1
+        return self._keys
+
     def start(self, running: Running) -> None:
         """Takes a stream into the next step; it takes the place of an older one with the same key."""
+        if 0 < running.key <= self._oldest:
+            return
         group = running.key % GROUPS
         self.stop(running.key)
         self._groups[group][running.key] = running
@@ -59,7 +76,6 @@ class Source:
         if found is None or running not in (None, found):
             return
         del self._groups[group][key]
-        self._stopped.set()
         if found.next > self._read.get(key, 0):
             self._behind[group] -= 1
         self._consider(group)
@@ -78,13 +94,6 @@ class Source:
         self._read.pop(key, None)
         self.made.pop(key, None)
 
-    async def emptied(self, timeout: float) -> None:
-        """Waits until no stream is left. Raises TimeoutError."""
-        async with asyncio.timeout(timeout):
-            while any(self._groups):
-                self._stopped.clear()
-                await self._stopped.wait()
-
     def _consider(self, group: int) -> None:
         if not self.interval and self._groups[group] and not self._behind[group]:
             asyncio.get_running_loop().call_soon(self._step_together, group)
@@ -102,7 +111,6 @@ class Source:
             self.made[key] = now
             if running.next >= running.limit:
                 del streams[key]
-                self._stopped.set()
                 self._behind[group] -= index > read
             else:
                 self._behind[group] += (running.next > read) - (index > read)
