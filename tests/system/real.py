@@ -112,11 +112,12 @@ def trio(run_dir: Path, model: Path, *, tools: str = "", reasoning: str = "") ->
         shutil.rmtree(sockets)
 
 
-def running_requests(run_dir: Path, part: Json) -> int:
+def running_requests(run_dir: Path, name: str) -> int:
     """Requests that a vLLM engine of the deployment runs or keeps waiting, by its own metrics."""
+    parts = json.loads((run_dir / "plan.json").read_text())["parts"]
+    address = next(part["address"] for part in parts if part["name"] == name)
     tls = client_context(str(run_dir.parent / "tls"), GATEWAY)
-    sni = {"sni_hostname": part["name"]}
-    text = httpx.get(f"https://{part['address']}/metrics", verify=tls, extensions=sni).text
+    text = httpx.get(f"https://{address}/metrics", verify=tls, extensions={"sni_hostname": name}).text
     rows = [row for row in text.splitlines() if row.startswith(("vllm:num_requests_running", "vllm:num_requests_wait"))]
     assert rows
     return sum(int(float(row.rpartition(" ")[2])) for row in rows)

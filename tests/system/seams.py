@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from real import STOCK_NAME
 from semantics_rows import ROWS, Json, ask, differences
 from tokenizers import Tokenizer
+
+AT_ONCE = 12
 
 
 class Trial(NamedTuple):
@@ -37,16 +42,22 @@ class Result:
     reached: bool  # the handoff was where it was forced, or the answer had ended
 
 
-def spread(length: int, count: int) -> list[int]:
-    """At most `count` of the indices from 1 to `length - 1`, the first and the last among them."""
-    last = length - 1
-    if last <= count:
-        return list(range(1, last + 1))
-    return sorted({1 + (last - 1) * i // (count - 1) for i in range(count)})
-
+PAGE = 32
+"""Tokens of a KV page."""
 
 TOKENS = {5: 14, 20: 24}
 """Output tokens of most rows, by the number of seams."""
+
+
+def pick(length: int, prompt: int, count: int) -> list[int]:
+    """At most `count` of the indices from 1 to `length - 1`.
+
+    Those first where mistakes show: main decode makes all but token 0, or the last token alone; a page ends; half-way.
+    """
+    last = length - 1
+    even = [1 + (last - 1) * i // (count - 1) for i in range(count)]
+    wanted = [1, last, PAGE - prompt % PAGE, (1 + last) // 2, 2, *even, *range(1, length)]
+    return sorted(list(dict.fromkeys(index for index in wanted if 1 <= index <= last))[:count])
 
 
 def expected(url: str, tokenizer: Tokenizer, count: int, name: str) -> Expected:
@@ -64,7 +75,7 @@ def expected(url: str, tokenizer: Tokenizer, count: int, name: str) -> Expected:
     assert "error" not in first, f"{name}: {first}"
     ids: list[int] = first["choices"][0]["token_ids"]
     length = len(ids) or first["usage"][1]
-    seams = [1] if row.first_only else spread(length, count)
+    seams = [1] if row.first_only else pick(length, first["usage"][0], count)
     requests = dict.fromkeys(map(str, seams), plain)
     if row.for_seam is not None:
         for seam in seams:
@@ -73,10 +84,18 @@ def expected(url: str, tokenizer: Tokenizer, count: int, name: str) -> Expected:
     return Expected(seams, answers, requests)
 
 
+def of_stock(url: str, tokenizer: Tokenizer, count: int, names: Iterable[str]) -> dict[str, Expected]:
+    """The same for many rows at once."""
+    names = list(names)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(names, pool.map(partial(expected, url, tokenizer, count), names), strict=True))
+
+
 def trials(name: str, wanted: Expected, *, direct: bool) -> list[tuple[Trial, Json]]:
     """The trials of a row and their requests: half streamed, half by each mode; if `direct` one without a relay."""
     row, found = ROWS[name], []
-    for number, seam in enumerate(wanted.seams):
+    turn = list(ROWS).index(name)  # so that each seam is tried in every way by some row
+    for number, seam in enumerate(wanted.seams, turn):
         stream = bool(number % 2) if row.stream is None else row.stream
         key = name if row.for_seam is None else f"{name}-{seam}"
         mode = "catch_up" if number // 2 % 2 else "one_shot"
@@ -85,6 +104,25 @@ def trials(name: str, wanted: Expected, *, direct: bool) -> list[tuple[Trial, Js
         last, request = found[-1]
         found.append((last._replace(seam=None, mode=""), request))
     return found
+
+
+def of_deployment(url: str, stock: dict[str, Expected], *, direct: bool) -> dict[str, list[Result]]:
+    """All trials of all rows, many at once."""
+    wanted = [(name, trial) for name, expected in stock.items() for trial in trials(name, expected, direct=direct)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = list(pool.map(lambda each: run(url, *each), wanted))
+    found: dict[str, list[Result]] = {}
+    for (name, _), result in zip(wanted, results, strict=True):
+        found.setdefault(name, []).append(result)
+    return found
+
+
+def check(name: str, wanted: Expected, results: list[Result]) -> None:
+    """Fails where an answer differs from that of one server."""
+    for result in results:
+        lines = wrong(wanted, result)
+        assert not lines, f"{name}, {result.trial}: {lines}, trace {result.answer.get('trace')}"
+        assert result.reached, f"{name}, {result.trial}: the seam was not where it was forced"
 
 
 def run(url: str, name: str, trial_and_request: tuple[Trial, Json]) -> Result:

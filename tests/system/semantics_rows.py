@@ -89,7 +89,7 @@ def _min_tokens_over(ids: list[int], seam: int, text: Callable[[list[int]], str]
     return {"stop_token_ids": sorted(set(ids[:seam])), "min_tokens": seam + 1}
 
 
-ROWS: dict[str, Row] = {
+PLAIN: dict[str, Row] = {
     "greedy": Row("temperature 0", {}),
     "temperature": Row("temperature with seed", {"temperature": 0.8, "seed": 42}),
     "top-p": Row("top_p with seed", {"temperature": 1.0, "top_p": 0.8, "seed": 1}),
@@ -151,6 +151,27 @@ ROWS: dict[str, Row] = {
         CHAT,
     ),
 }  # fmt: skip
+"""Rows of a deployment whose model does not reason: plain chats are rendered and written by the gateway."""
+
+THINK_END = {"logit_bias": {"8": 14}, "ignore_eos": False}
+"""The model is drawn to the end of its reasoning."""
+
+REASONING: dict[str, Row] = {
+    "reasoning": Row("reasoning content, then content", {**THINK_END, "logprobs": True, "top_logprobs": 2}, CHAT),
+    "only reasoning": Row("reasoning content up to max_tokens", {}, CHAT),
+    "reasoning hidden": Row("include_reasoning=false", {**THINK_END, "include_reasoning": False}, CHAT),
+    "reasoning schema": Row(
+        "reasoning, then response_format json_schema",
+        {**THINK_END, "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}},
+         "max_tokens": 60},
+        CHAT,
+    ),
+    "reasoning tool": Row("reasoning and a required tool", {**CALLING, **THINK_END, "tool_choice": "required"}, CHAT),
+    "reasoning seeded": Row("reasoning with seed, n", {**THINK_END, "temperature": 0.9, "seed": 4, "n": 2}, CHAT),
+}  # fmt: skip
+"""Rows of a deployment with a reasoning parser: vLLM's serving layer writes every chat."""
+
+ROWS = PLAIN | REASONING
 
 
 # ---- answers ----

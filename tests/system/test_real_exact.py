@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+import real
+import seams
 from corpus import prompts
-from deployment import free_port, running, wait_until
+from deployment import wait_until
 from openai import OpenAI
+from semantics_rows import PLAIN
 from tokenizers import Tokenizer
 
 from pdrelay.cli.local.model import ensure_checkpoint
@@ -23,48 +24,13 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 OUTPUT = 48
 PAGE = 32
-
-
-@contextmanager
-def stock_vllm(model: Path, log: Path):
-    """One plain vLLM server, none of our code in it."""
-    port = free_port()
-    arguments = [
-        *("--model", str(model), "--served-model-name", "stock", "--dtype", "float32", "--port", str(port)),
-        *("--enforce-eager", "--block-size", "32", "--max-num-seqs", "16", "--max-model-len", "4096"),
-    ]
-    env = os.environ | {
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": "2",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_PLUGINS": "",
-    }
-    with log.open("w") as out:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments],
-            env=env, stdout=out, stderr=out, start_new_session=True,
-        )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: _answers(server, url, log), 120, "stock vLLM to start")
-        yield url
-    finally:
-        os.killpg(server.pid, 15)
-        server.wait(30)
-
-
-def _answers(server: subprocess.Popen, url: str, log: Path) -> bool:
-    assert server.poll() is None, log.read_text()[-3000:]
-    try:
-        return httpx.get(f"{url}/health").status_code == 200
-    except httpx.TransportError:
-        return False
+SEAMS = 5
+TOOLS = "hermes"
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    return ensure_checkpoint()
+def model(tmp_path_factory) -> Path:
+    return real.with_tools(ensure_checkpoint(), tmp_path_factory.mktemp("model") / "smol")
 
 
 @pytest.fixture(scope="module")
@@ -78,25 +44,30 @@ def cases(tokenizer) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(model, cases, tmp_path_factory) -> list[list[int]]:
-    """What one stock instance says, greedily."""
+def stock(model, cases, tokenizer, tmp_path_factory):
+    """What one stock instance says: greedily to the cases, and to every row of the semantics table."""
 
     def ask(url, prompt):
-        body = {"model": "stock", "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
+        body = {"model": real.STOCK_NAME, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
         response = httpx.post(f"{url}/v1/completions", json=body | {"return_token_ids": True}, timeout=300)
         return response.json()["choices"][0]["token_ids"]
 
     with (
-        stock_vllm(model, tmp_path_factory.mktemp("stock") / "log") as url,
+        real.stock(model, tmp_path_factory.mktemp("stock") / "log", tools=TOOLS) as url,
         ThreadPoolExecutor(4) as pool,
     ):
-        return list(pool.map(lambda prompt: ask(url, prompt), cases))
+        rows = seams.of_stock(url, tokenizer, SEAMS, PLAIN)
+        return list(pool.map(lambda prompt: ask(url, prompt), cases)), rows
 
 
 @pytest.fixture(scope="module")
-def trio(reference, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("run")
-    with running(run_dir, "--dtype", "float32", "--wan-rate", "unlimited", "--wan-rtt", "0ms") as up:
+def reference(stock) -> list[list[int]]:
+    return stock[0]
+
+
+@pytest.fixture(scope="module")
+def trio(stock, model, tmp_path_factory):
+    with real.trio(tmp_path_factory.mktemp("run"), model, tools=TOOLS) as up:
         yield up
 
 
@@ -129,6 +100,50 @@ def test_greedy_output_equals_one_instance(trio, cases, reference, pipeline, tok
             assert answer.trace["handoff_index"] == seam(index, cases[index])
             assert answer.trace["handoff_mode"] == mode_of(index)
             assert answer.trace["main_tokens"] == OUTPUT - answer.trace["handoff_index"]
+
+
+@pytest.fixture(scope="module")
+def answers(trio, stock) -> dict[str, list[seams.Result]]:
+    return seams.of_deployment(trio.url, stock[1], direct=False)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_parameter_means_the_same_across_the_seam(answers, stock, name):
+    seams.check(name, stock[1][name], answers[name])
+
+
+PHASES = {
+    # until which tier the client reads, and where the seam is
+    "token 0": ("prefill", {"pipeline": "p_rld_md", "handoff_at": 900}),
+    "relay": ("relay", {"pipeline": "p_rld_md", "handoff_at": 900, "handoff_mode": "one_shot"}),
+    "catch-up": ("relay", {"pipeline": "p_rld_md", "handoff_at": 900, "handoff_mode": "catch_up"}),
+    "main": ("main", {"pipeline": "p_rld_md", "handoff_at": 4}),
+    "no relay": ("main", {"pipeline": "p_md"}),
+}
+
+
+def _read_until(trio, prompt: list[int], tier: str, forced: dict) -> None:
+    with trio.stream(prompt, 1000, extension=forced, cache_salt=f"leaves {tier} {forced}") as chunks:
+        while next(chunks)[1].get("pdrelay", {}).get("tier") != tier:
+            pass
+
+
+@pytest.mark.parametrize("phase", ["prefill", *PHASES])
+def test_a_client_that_leaves_frees_everything_in_two_seconds(trio, cases, phase):
+    before = trio.held()
+    if phase == "prefill":
+        with pytest.raises(httpx.ReadTimeout):  # and closes the connection: there is no token yet
+            trio.complete(cases[-1], timeout_seconds=0.3, cache_salt="leaves early")
+    else:
+        _read_until(trio, cases[-1], *PHASES[phase])
+    left = time.monotonic()
+    wait_until(lambda: trio.held() == before, 2, "depots to be free")
+    wait_until(lambda: _engines_are_free(trio), 2 - (time.monotonic() - left), "engines to be free")
+
+
+def _engines_are_free(trio) -> bool:
+    trio.complete([5, 6, 7], 4, extension={"pipeline": "p_rld_md", "handoff_at": 2})  # vLLM counts when it steps
+    return not any(real.running_requests(trio.run_dir, name) for name in ("p-0", "rld-0", "md-0"))
 
 
 def test_eight_clients_and_nothing_is_left(trio, cases):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
 import real
 import seams
-from semantics_rows import ROWS
+from semantics_rows import PLAIN, REASONING, ROWS
 from tokenizers import Tokenizer
 
 from pdrelay.cli.local.model import ensure_checkpoint
@@ -19,46 +17,31 @@ from pdrelay.cli.local.model import ensure_checkpoint
 pytestmark = [pytest.mark.vllm, pytest.mark.full, pytest.mark.timeout(3600)]
 
 SEAMS = 20
-TOOLS = "hermes"
+TOOLS, THINKS = "hermes", "deepseek_r1"
+
+Tried = dict[str, tuple[seams.Expected, list[seams.Result]]]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return real.with_tools(ensure_checkpoint(), tmp_path_factory.mktemp("model") / "smol")
-
-
-@pytest.fixture(scope="module")
-def stock(model, tmp_path_factory) -> dict[str, seams.Expected]:
-    """What one stock instance says to every row."""
+def _tried(tmp_path_factory, rows: dict, reasoning: str) -> Tried:
+    model = real.with_tools(ensure_checkpoint(), tmp_path_factory.mktemp("model") / "smol")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    with (
-        real.stock(model, tmp_path_factory.mktemp("stock") / "log", tools=TOOLS) as url,
-        ThreadPoolExecutor(12) as pool,
-    ):
-        return dict(zip(ROWS, pool.map(partial(seams.expected, url, tokenizer, SEAMS), ROWS), strict=True))
+    parsers = {"tools": TOOLS, "reasoning": reasoning}
+    with real.stock(model, tmp_path_factory.mktemp("stock") / "log", **parsers) as url:
+        stock = seams.of_stock(url, tokenizer, SEAMS, rows)
+    with real.trio(tmp_path_factory.mktemp("run"), model, **parsers) as up:
+        found = seams.of_deployment(up.url, stock, direct=True)
+    return {name: (stock[name], found[name]) for name in rows}
 
 
 @pytest.fixture(scope="module")
-def answers(stock, model, tmp_path_factory) -> dict[str, list[seams.Result]]:
-    """All rows through the deployment at all seams, many at once."""
-    wanted = [(name, trial) for name, expected in stock.items() for trial in seams.trials(name, expected, direct=True)]
-    with (
-        real.trio(tmp_path_factory.mktemp("run"), model, tools=TOOLS) as up,
-        ThreadPoolExecutor(16) as pool,
-    ):
-        results = list(pool.map(lambda each: seams.run(up.url, *each), wanted))
-    found: dict[str, list[seams.Result]] = {}
-    for (name, _), result in zip(wanted, results, strict=True):
-        found.setdefault(name, []).append(result)
+def tried(tmp_path_factory) -> Tried:
+    """All rows at all seams, through a deployment of a model that reasons and one that does not."""
+    found = _tried(tmp_path_factory, PLAIN, "") | _tried(tmp_path_factory, REASONING, THINKS)
     if path := os.environ.get("PDRELAY_SEMANTICS_RESULT"):
-        rows = {name: seams.summary(name, stock[name], results) for name, results in found.items()}
-        Path(path).write_text(json.dumps(rows))
+        Path(path).write_text(json.dumps({name: seams.summary(name, *each) for name, each in found.items()}))
     return found
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_parameter_means_the_same_across_the_seam(answers, stock, name):
-    for result in answers[name]:
-        wrong = seams.wrong(stock[name], result)
-        assert not wrong, f"{name}, {result.trial}: {wrong}, trace {result.answer.get('trace')}"
-        assert result.reached, f"{name}, {result.trial}: the seam was not where it was forced"
+def test_a_parameter_means_the_same_across_the_seam(tried: Tried, name: str) -> None:
+    seams.check(name, *tried[name])
