@@ -66,7 +66,7 @@ def reference(stock) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def trio(stock, model, tmp_path_factory):
+def trio(model, tmp_path_factory):
     with real.trio(tmp_path_factory.mktemp("run"), model, tools=TOOLS) as up:
         yield up
 
@@ -82,7 +82,7 @@ def mode_of(index: int) -> str:
 
 
 @pytest.mark.parametrize("pipeline", ["p_rld_md", "p_md"])
-def test_greedy_output_equals_one_instance(trio, cases, reference, pipeline, tokenizer):
+def test_greedy_output_equals_one_instance(reference, trio, cases, pipeline, tokenizer):
     def ask(index):
         forced = {"pipeline": pipeline}
         if pipeline == "p_rld_md":
@@ -103,7 +103,7 @@ def test_greedy_output_equals_one_instance(trio, cases, reference, pipeline, tok
 
 
 @pytest.fixture(scope="module")
-def answers(trio, stock) -> dict[str, list[seams.Result]]:
+def answers(stock, trio) -> dict[str, list[seams.Result]]:
     return seams.of_deployment(trio.url, stock[1], direct=False)
 
 
