@@ -163,6 +163,10 @@ async def test_an_echo(
     (again,) = await streamed(client, COMPLETION, body)
     assert (again["text"], again["logprobs"]) == (choice["text"], told)
     assert generator.requests[-1].sampling.prompt_logprobs == 1
+    assert "prompt_token_ids" not in choice
+    first, *others = events(await client.post(COMPLETION, json=body | {"stream": True}))
+    assert first["choices"][0]["prompt_token_ids"] == ids, "as vLLM streams it"
+    assert not any("prompt_token_ids" in part for chunk in others for part in chunk["choices"])
 
 
 async def test_an_echo_without_an_output(client: httpx.AsyncClient, generator: FakeGenerator, text: Text) -> None:

@@ -91,7 +91,9 @@ class Answer:
     def _chunk(self, choice: Choice, piece: Piece) -> bytes:
         """One chunk. Tokens that complete no text are worth a chunk only if it says more than text."""
         wanted, index = self._wanted, choice.index
-        if wanted.only_text or (piece.batch is None and not piece.text):
+        first = piece.batch is not None and not piece.batch.index
+        repeats = first and not wanted.chat and choice.planned.echo is not None
+        if not repeats and (wanted.only_text or (piece.batch is None and not piece.text)):
             return self._frames.text(index, piece.text) if piece.text else b""
         mark: Pdrelay = UNSET
         if wanted.trace and piece.batch is not None:
@@ -99,7 +101,7 @@ class Answer:
         extras = Extras(
             self._logprobs(choice, piece.positions) if piece.positions else None,
             list(piece.ids) if wanted.token_ids else UNSET,
-            choice.prompt if wanted.token_ids and piece.batch is not None and not piece.batch.index else UNSET,
+            choice.prompt if repeats or (first and wanted.token_ids) else UNSET,  # vLLM tells them with an echo, too
         )
         usage = choice.usage if wanted.continuous_usage else None
         return self._frames.chunk(index, piece.text, extras, mark, usage)
