@@ -110,6 +110,7 @@ class FakeGenerator:
         self.streams: list[FakeStream] = []
         self.started = asyncio.Event()
         self.layer: Serving | None = None
+        self.cached_tokens: list[int] = []  # of the next requests
         self.states = [InstanceState(name, "a", [role], True, "") for name, role in
                        (("p0", "prefill"), ("r0", "relay"), ("m0", "decode"))]  # fmt: skip
 
@@ -125,6 +126,8 @@ class FakeGenerator:
         if self.refusal is not None:
             raise self.refusal
         self.streams.append(FakeStream(self.script, request))
+        if self.cached_tokens:
+            self.streams[-1].cached_tokens = self.cached_tokens.pop(0)
         self.started.set()
         return self.streams[-1]
 

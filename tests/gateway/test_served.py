@@ -138,6 +138,7 @@ async def test_several_choices_share_one_prefill(
     layer = install(choices=3)
     gate = asyncio.Event()
     generator.script = Script([gate, *batches([60], [61, EOS])])
+    generator.cached_tokens = [3, 7, 7]
     task = asyncio.create_task(client.post(CHAT, json=BODY | {"n": 3}))
     await asyncio.wait_for(generator.started.wait(), 5)
     for _ in range(20):
@@ -147,6 +148,8 @@ async def test_several_choices_share_one_prefill(
     assert (await task).status_code == 200
     assert sorted(feed.choice for feed in layer.feeds if feed.reason) == ["0_x", "1_x", "2_x"]
     assert len({request.request_id for request in generator.requests}) == 3
+    # What later choices find is what the first has left there.
+    assert {feed.prefilled.cached_tokens for feed in layer.feeds if feed.prefilled} == {3}
     assert "prompt_tokens_total 3.0" in (await client.get("/metrics")).text
 
 

@@ -124,7 +124,8 @@ def check(name: str, wanted: Expected, results: list[Result]) -> None:
     for result in results:
         lines = wrong(wanted, result)
         assert not lines, f"{name}, {result.trial}: {lines}, trace {result.answer.get('trace')}"
-        assert result.reached, f"{name}, {result.trial}: the seam was not where it was forced"
+        trace = result.answer.get("trace")
+        assert result.reached, f"{name}, {result.trial}: the seam was not where it was forced, trace {trace}"
 
 
 def run(url: str, name: str, trial_and_request: tuple[Trial, Json]) -> Result:
@@ -161,4 +162,5 @@ def summary(name: str, wanted: Expected, results: list[Result]) -> Json:
         "streamed": sum(result.trial.stream for result in results),
         "catch_up": sum(result.trial.mode == "catch_up" for result in results),
         "differ": sum(bool(wrong(wanted, result)) for result in results),
+        "elsewhere": sum(not result.reached for result in results),  # the seam was not where it was forced
     }

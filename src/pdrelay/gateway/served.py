@@ -98,6 +98,8 @@ class ServedAnswer:
             else:
                 self._meter.prompt(len(wanted.prompt))
             stream = self._streams[wanted.choice] = self._start(self._served.plan(wanted, number))
+            # All choices have one prompt: what a later one finds in caches is what the first has just left there.
+            leader = next(iter(self._streams.values()))
             held: TokenBatch | None = None
             async for batch in stream:
                 self._meter.batch(batch, number)
@@ -105,8 +107,8 @@ class ServedAnswer:
                 if batch.last:
                     held = batch  # goes with the reason
                 else:
-                    await connection.send(_fed(wanted.choice, batch, stream))
-            await connection.send(_fed(wanted.choice, held, stream, stream.finish))
+                    await connection.send(_fed(wanted.choice, batch, stream, leader.cached_tokens))
+            await connection.send(_fed(wanted.choice, held, stream, leader.cached_tokens, stream.finish))
         except Exception as error:
             self._inbox.put_nowait(error)
         finally:
@@ -162,13 +164,15 @@ class ServedAnswer:
             self._meter.end(status, traces)
 
 
-def _fed(choice: str, batch: TokenBatch | None, stream: TokenStream, finish: Finish | None = None) -> Feed:
+def _fed(
+    choice: str, batch: TokenBatch | None, stream: TokenStream, cached_tokens: int, finish: Finish | None = None
+) -> Feed:
     first = batch is not None and batch.index == 0
     return Feed(
         choice=choice,
         ids=batch.ids if batch else [],
         logprobs=batch.logprobs if batch else None,
-        prefilled=Prefilled(cached_tokens=stream.cached_tokens, logprobs=stream.prompt_logprobs) if first else None,
+        prefilled=Prefilled(cached_tokens=cached_tokens, logprobs=stream.prompt_logprobs) if first else None,
         reason=finish and finish.reason,
         stop_reason=finish.stop_reason if finish else None,
     )
