@@ -117,7 +117,8 @@ def running_requests(run_dir: Path, name: str) -> int:
     parts = json.loads((run_dir / "plan.json").read_text())["parts"]
     address = next(part["address"] for part in parts if part["name"] == name)
     tls = client_context(str(run_dir.parent / "tls"), GATEWAY)
-    text = httpx.get(f"https://{address}/metrics", verify=tls, extensions={"sni_hostname": name}).text
+    with httpx.Client(verify=tls) as client:
+        text = client.get(f"https://{address}/metrics", extensions={"sni_hostname": name}).text
     rows = [row for row in text.splitlines() if row.startswith(("vllm:num_requests_running", "vllm:num_requests_wait"))]
     assert rows
     return sum(int(float(row.rpartition(" ")[2])) for row in rows)
