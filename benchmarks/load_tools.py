@@ -66,9 +66,11 @@ def vllm_counts(out: Path, _: str) -> tuple[int, int]:
 
 def guidellm_command(programs: Path, options: argparse.Namespace, out: Path) -> list[str]:
     return [
-        str(programs / "guidellm"), "benchmark", "--target", options.url, "--model", options.model, "--profile",
-        "constant", "--rate", "5", "--max-requests", str(REQUESTS), "--processor", options.tokenizer, "--data",
-        "prompt_tokens=64,output_tokens=32", "--output-path", str(out / "guidellm.json"),
+        str(programs / "guidellm"), "run", "--backend", f"kind=openai_http,target={options.url},model={options.model}",
+        "--profile", "kind=constant,rate=5", "--constraint", f"kind=max_requests,count={REQUESTS}",
+        "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=32",
+        "--tokenizer", f"kind=huggingface_auto,model={options.tokenizer}",
+        "--output", f"kind=json,path={out / 'guidellm.json'}", "--disable-console-interactive",
     ]  # fmt: skip
 
 
@@ -82,7 +84,7 @@ def aiperf_command(programs: Path, options: argparse.Namespace, out: Path) -> li
         str(programs / "aiperf"), "profile", "--model", options.model, "--url", options.url, "--endpoint-type", "chat",
         "--streaming", "--tokenizer", options.tokenizer, "--request-count", str(REQUESTS), "--concurrency", "4",
         "--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "32", "--artifact-dir", str(out / "aiperf"),
-        "--ui", "none",
+        "--extra-inputs", "ignore_eos:true", "--ui", "none",
     ]  # fmt: skip
 
 
@@ -94,8 +96,8 @@ def aiperf_counts(out: Path, _: str) -> tuple[int, int]:
 
 TOOLS = {
     "vllm": Tool("", vllm_command, vllm_counts),
-    "guidellm": Tool("guidellm", guidellm_command, guidellm_counts),
-    "aiperf": Tool("aiperf", aiperf_command, aiperf_counts),
+    "guidellm": Tool("guidellm==0.8.*", guidellm_command, guidellm_counts),
+    "aiperf": Tool("aiperf==0.13.*", aiperf_command, aiperf_counts),
 }
 
 
@@ -156,7 +158,9 @@ def attempt(name: str, options: argparse.Namespace, out: Path) -> dict[str, obje
     if tool.package and not (programs / "python").exists():
         return {"missing": f"python benchmarks/load_tools.py --install --tool {name}"}
     command = tool.command(programs, options, out)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+    environment = {**os.environ, "OPENAI_API_KEY": "none"}
+    if name != "aiperf":  # which then takes a directory for the name of a repository
+        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
         done = subprocess.run(
             command, cwd=out, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
