@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,22 @@ def read(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def find(kind: str, name: str, package: str, folder: str) -> Path:
+    """The path of a file: `name` itself, or one of that name that `package` ships in `folder`.
+
+    Raises ConfigError, naming those there are, for a `kind` of file that is neither.
+    """
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        return path
+    directory = Path(str(resources.files(package))) / folder
+    shipped = directory / f"{name}.toml"
+    if not shipped.is_file():
+        names = ", ".join(sorted(file.stem for file in directory.glob("*.toml")))
+        raise ConfigError(f"{kind}: found {name!r}, expected a .toml file or one of {names}")
+    return shipped
 
 
 def value(text: str) -> Any:

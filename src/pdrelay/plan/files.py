@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,15 +96,7 @@ class Case(NamedTuple):
 
 def find(name: str) -> Path:
     """The path of a plan file: a file, or the name of a shipped one. Raises ConfigError naming those there are."""
-    path = Path(name)
-    if path.suffix == ".toml" or path.exists():
-        return path
-    directory = Path(str(resources.files("pdrelay.plan"))) / "plans"
-    shipped = directory / f"{name}.toml"
-    if not shipped.is_file():
-        names = ", ".join(sorted(file.stem for file in directory.glob("*.toml")))
-        raise ConfigError(f"plan: found {name!r}, expected a .toml file or one of {names}")
-    return shipped
+    return toml.find("plan", name, "pdrelay.plan", "plans")
 
 
 def load(path: Path, changes: list[str] | None = None) -> Case:

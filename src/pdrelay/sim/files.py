@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,15 +120,7 @@ Raw = dict[str, Any]
 
 def find(name: str) -> Path:
     """The path of a scenario: a file, or the name of one that is shipped. Raises ConfigError naming those there are."""
-    path = Path(name)
-    if path.suffix == ".toml" or path.exists():
-        return path
-    directory = Path(str(resources.files("pdrelay.sim"))) / "scenarios"
-    shipped = directory / f"{name}.toml"
-    if not shipped.is_file():
-        names = ", ".join(sorted(file.stem for file in directory.glob("*.toml")))
-        raise ConfigError(f"scenario: found {name!r}, expected a .toml file or one of {names}")
-    return shipped
+    return toml.find("scenario", name, "pdrelay.sim", "scenarios")
 
 
 def read(path: Path, changes: list[str] | None = None) -> ScenarioFile:
