@@ -68,8 +68,9 @@ class AgentProcess:
             raise DepotError(CLOSED)
         ours, theirs = socket.socketpair()
         with theirs:
+            # -u for the libraries' sake: what UCX prints into a pipe would stay in C's buffer.
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "pdrelay.depot.nixl.agent", str(theirs.fileno()), str(self._arena_fd),
+                sys.executable, "-u", "-m", "pdrelay.depot.nixl.agent", str(theirs.fileno()), str(self._arena_fd),
                 pass_fds=[theirs.fileno(), self._arena_fd], env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
