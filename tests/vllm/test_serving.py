@@ -36,11 +36,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "reasoning": {"logit_bias": {str(THINK_END): 14}, "max_tokens": 24, "logprobs": True, "top_logprobs": 2},
     "only reasoning": {"max_tokens": 12},
     "hidden reasoning": {"logit_bias": {str(THINK_END): 14}, "max_tokens": 24, "include_reasoning": False},
-    "reasoning, then a schema": {
-        "logit_bias": {str(THINK_END): 14},
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
-    },
-    "a required tool": {"tools": TOOLS, "tool_choice": "required", "include_reasoning": False},
     "stop": {"stop": [" river", " the"], "max_tokens": 30, "include_stop_str_in_output": True},
     "several choices": {"n": 3, "temperature": 1.0, "seed": 9, "max_tokens": 10},
 }
@@ -186,14 +181,8 @@ async def test_the_same_answer(decode: Engine, chat: Any, name: str, stream: boo
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     body = BASE | BODIES[name] | options
     expected = joined(await stock(chat, body))
-    for seam in (1, 4, 9):
+    for seam in (4,) if stream else (1, 9):
         assert joined(await served(decode, chat, body, seam)) == expected
-    content = expected[0][0]
-    if name == "reasoning, then a schema":
-        assert content["reasoning"]
-        assert json.loads(content["content"])["city"] in ("Rome", "Ostia")
-    if name == "a required tool":
-        assert "find" in content["calls"]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
