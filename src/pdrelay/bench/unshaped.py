@@ -19,6 +19,9 @@ from pdrelay.depot.nixl.agent import BUILDS
 PEERS = ("iperf3", "nixl", "mooncake")
 """Names of the peers' scripts."""
 
+UNLIMITED = "400gbit"
+"""A link never sends faster than it is told to: here no line limits it."""
+
 ARENA_ROUNDS = 1.25
 """Arena per payload of a measurement: the next one's pages evict the last one's."""
 
@@ -78,7 +81,8 @@ async def _our_link(
     shape, pages = settings.shape, settings.shape.pages(settings.size)
     sender, receiver = free_addresses(2)
     route = fleet.Route(sender, receiver, receiver, receiver)
-    arena, options = arena_for(settings, pages), options._replace(connections=settings.connections)
+    arena = arena_for(settings, pages)
+    options = options._replace(connections=settings.connections, rate=UNLIMITED)
     async with fleet.running(name, place, route, options, shape.contract, arena) as depots:
         yield OurLink(depots, pages, shape.page_bytes)
 
