@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdrelay.bench.codec import Effect, Report, Speed
+from pdrelay.bench.failures import failed
 
 
 def show(report: Report, console: Console) -> None:
@@ -21,8 +22,8 @@ def show(report: Report, console: Console) -> None:
             f"{report.kv_bytes / 1e6:.0f} MB of KV, {report.tokens} greedy tokens each"
         )
         _rows(report, console)
-    for part, reason in report.failures.items():
-        console.print(f"failed: {part}: {reason}", markup=False)
+    for line in failed(report.failures):
+        console.print(line, markup=False)
 
 
 def _rows(report: Report, console: Console) -> None:

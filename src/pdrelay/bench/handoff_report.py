@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdrelay.bench import plots
+from pdrelay.bench.failures import failed
 from pdrelay.bench.handoff import Report
 from pdrelay.bench.incremental import Cost
 from pdrelay.bench.seam import AROUND, BIN_SECONDS, CURVE_SECONDS, Seams
@@ -26,8 +27,8 @@ def show(report: Report, console: Console) -> None:
         console.print(report.published)
     if report.seams:
         _seams(report.seams, console)
-    for part, reason in report.failures.items():
-        console.print(f"failed: {part}: {reason}", markup=False)
+    for line in failed(report.failures):
+        console.print(line, markup=False)
 
 
 def _costs(costs: Sequence[Cost], console: Console) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pdrelay.bench import table2_text
+from pdrelay.bench.failures import failed
 from pdrelay.bench.shaped import Shaped
 from pdrelay.bench.soak import Soak
 from pdrelay.bench.throughput import Row
@@ -30,8 +31,8 @@ def show(report: Report, console: Console) -> None:
         table2_text.show(report.table2, console)
     if report.soak is not None:
         _soak(report.soak, console)
-    for part, reason in report.failures.items():
-        console.print(f"failed: {part}: {reason}", markup=False)
+    for line in failed(report.failures):
+        console.print(line, markup=False)
 
 
 def _throughput(result: Throughput, console: Console) -> None:

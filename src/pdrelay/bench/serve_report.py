@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pdrelay.bench.failures import failed
 from pdrelay.bench.load_metrics import Timing, values
 from pdrelay.bench.serve import Report
 from pdrelay.ui import page as pages
@@ -35,14 +36,14 @@ def show(report: Report, console: Console) -> None:
             console.print(sentence, highlight=False, markup=False)
     for note in report.notes:
         console.print(f"note: {note}", highlight=False, markup=False)
-    for part, reason in report.failures.items():
-        console.print(f"failed: {part}: {reason}", highlight=False, markup=False)
+    for line in failed(report.failures):
+        console.print(line, highlight=False, markup=False)
 
 
 def html(report: Report) -> str:
     """A page with the same, and charts."""
     done = [timing for timing in report.timings if not timing.error]
-    notes = [*_sentences(report), *report.notes, *(f"failed: {part}: {why}" for part, why in report.failures.items())]
+    notes = [*_sentences(report), *report.notes, *failed(report.failures)]
     played = [(key.replace("_", " "), _plain(value)) for key, value in report.workload.items() if value is not None]
     machine = report.machine
     played += [("machine", f"{machine.cores} cores of {machine.processor}"), ("date", machine.date)]

@@ -8,6 +8,7 @@ from math import isfinite
 from rich.console import Console
 from rich.table import Table
 
+from pdrelay.bench.failures import failed
 from pdrelay.bench.load_metrics import Timing
 from pdrelay.bench.validate import Report
 from pdrelay.bench.validation import METRICS, ROOM, Metric
@@ -28,13 +29,13 @@ def show(report: Report, console: Console) -> None:
             console.print(table)
     for sentence in _sentences(report):
         console.print(sentence, highlight=False, markup=False)
-    for part, reason in report.failures.items():
-        console.print(f"failed: {part}: {reason}", highlight=False, markup=False)
+    for line in failed(report.failures):
+        console.print(line, highlight=False, markup=False)
 
 
 def html(report: Report) -> str:
     """A page with the same, and each request real beside simulated."""
-    failures = [f"failed: {part}: {reason}" for part, reason in report.failures.items()]
+    failures = failed(report.failures)
     tables = [pages.Table(HEAD, list(_rows(report.metrics)))] if report.metrics else []
     sections = [
         pages.Section("Validation", tables, _charts(report), [*_sentences(report), *failures]),

@@ -13,6 +13,7 @@ from rich.table import Table
 from pdrelay.bench.compare.experiment import BASELINE, BEST, OURS
 from pdrelay.bench.compare.rows import TIERS, Row
 from pdrelay.bench.compare.run import Report
+from pdrelay.bench.failures import failed
 from pdrelay.ui import page as pages
 from pdrelay.ui.charts import Axis, Point, Series, line_chart
 
@@ -34,8 +35,8 @@ def show(report: Report, console: Console) -> None:
     console.print(table)
     for text in findings(report):
         console.print(text, highlight=False, markup=False)
-    for part, reason in report.failures.items():
-        console.print(f"failed: {part}: {reason}", highlight=False, markup=False)
+    for line in failed(report.failures):
+        console.print(line, highlight=False, markup=False)
 
 
 def sentences(report: Report) -> list[str]:
@@ -121,10 +122,10 @@ def html(report: Report) -> str:
 
 def sections(report: Report) -> list[pages.Section]:
     """Of the page; also of a page that shows more."""
-    failed = [f"failed: {part}: {reason}" for part, reason in report.failures.items()]
+    failures = failed(report.failures)
     return [
         pages.Section("Table 4: times to the first tokens", [pages.Table(HEAD, _table(report))],
-                      notes=[*sentences(report), *findings(report), *failed]),
+                      notes=[*sentences(report), *findings(report), *failures]),
         pages.Section("Figure 7: transfer latency and time to the first tokens, by request", charts=_figure_7(report)),
         pages.Section("Figure 8: who made the output", [_figure_8(report)]),
         pages.Section("Output rates", charts=_rates(report)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from pdrelay.bench.failures import failed
 from pdrelay.bench.relay.run import Report, Row
 
 
@@ -30,8 +31,8 @@ def show(report: Report, console: Console) -> None:
                 f"ours beside {row.name} in the same round: tokens/s x {row.tokens_ratio.text()}, "
                 f"CPU per token x {row.cpu_ratio.text()}"
             )
-    for part, reason in report.failures.items():
-        console.print(f"failed: {part}: {reason}", markup=False)
+    for line in failed(report.failures):
+        console.print(line, markup=False)
 
 
 def _cells(row: Row) -> list[str]:
