@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 import warnings
@@ -201,11 +200,10 @@ class Engine:
 
     async def aclose(self) -> None:
         await self.control.aclose()
+        left_open = self.llm.engine_core.resources.ctx  # vLLM leaves it to the garbage collector, which warns
         self.llm.shutdown()
+        left_open.destroy(linger=0)
         del self.llm, self.backend, self.tokenizer
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # vLLM leaves ZeroMQ contexts to the garbage collector
-            gc.collect()
 
     async def run(self, request: Open, *chunks: Chunk, into: Run | None = None) -> Run:
         async def feed() -> AsyncIterator[Chunk]:
