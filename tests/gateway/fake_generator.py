@@ -70,7 +70,7 @@ class FakeStream:
             self.sent += step.ids
             if isinstance(step, Diverted):
                 assert self.sink is not None
-                assert self.sink.take(step.index, step.ids, Tier.MAIN)
+                assert self.sink.take(step.index, step.ids)
                 self.diverted += 1
                 continue
             wanted = self._request.sampling.logprobs

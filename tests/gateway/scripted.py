@@ -24,10 +24,10 @@ class ScriptedSession:
     def __init__(self, request):
         self.extends = []
         self.request, self.aborted, self.ended, self.takeovers = request, False, False, []
-        self._listener = None
+        self._listener = self._tap = None
 
-    def listen(self, listener):
-        self._listener = listener
+    def listen(self, listener, tap=None):
+        self._listener, self._tap = listener, tap
 
     def takeover(self, ids):
         self.takeovers.append(list(ids))
@@ -53,7 +53,8 @@ class ScriptedSession:
         self.send(Finished(sid="", reason=reason))
 
     def send(self, event):
-        if not self.aborted:
+        tapped = isinstance(event, Tokens) and self._tap is not None
+        if not self.aborted and not (tapped and self._tap(event)):
             self._listener.event(event)
 
     def lose(self):

@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from pdrelay.engine.messages import Sampling
 from pdrelay.gateway.agreement import LEAST, SAMPLED, WINDOW, AgreementMonitor, Pair, Predictions
+from pdrelay.gateway.base import Tier
+from pdrelay.gateway.splice import Splice
 from pdrelay.policy.base import Pipeline
 
 PAIR = Pair("rld-0", "md-0")
@@ -79,7 +81,8 @@ def test_predictions_are_compared_once_whatever_comes_first(
 ) -> None:
     makers = ["p-0", *["rld-0"] * 4, *["md-0"] * 4]
     recorder = Recorder()
-    predictions = Predictions(recorder, comparable=True)
+    splice = Splice()
+    predictions = Predictions(recorder, splice, comparable=True)
     events = [*(("made", size) for size in batches), *(("predicted", at) for at in predicted)]
     random.shuffle(events)  # type: ignore[attr-defined]  # hypothesis gives a Random
     index, number, made, told = 0, 0, {}, []
@@ -87,7 +90,8 @@ def test_predictions_are_compared_once_whatever_comes_first(
         if kind == "made":
             ids = [1000 + index + i for i in range(value)]
             made |= {index + i: (token, makers[number]) for i, token in enumerate(ids)}
-            predictions.made(index, ids, makers[number])
+            splice.accept(index, ids, Tier.MAIN, makers[number])
+            predictions.made()
             index, number = index + value, number + 1
         elif value not in told:
             told.append(value)
@@ -98,8 +102,10 @@ def test_predictions_are_compared_once_whatever_comes_first(
 
 def test_nothing_is_compared_where_engines_may_choose_differently() -> None:
     recorder = Recorder()
-    predictions = Predictions(recorder, comparable=False)
-    predictions.made(0, [1], "p-0")
+    splice = Splice()
+    predictions = Predictions(recorder, splice, comparable=False)
+    splice.accept(0, [1], Tier.PREFILL, "p-0")
+    predictions.made()
     predictions.predicted(0, 2, "md-0")
     assert not recorder.seen
     assert [Sampling(max_tokens=1, temperature=t, seed=s).repeatable for t, s in ((0, None), (1, 3), (1, None))] == [

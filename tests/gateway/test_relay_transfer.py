@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pdrelay.depot.base import TransferStats
+from pdrelay.errors import DepotUnavailableError
 from pdrelay.gateway.route import Route
 from pdrelay.gateway.transfer import PageTransfer
 from pdrelay.kv.demand import Demand
@@ -38,12 +40,44 @@ class Depot:
 @pytest.mark.parametrize("relay_depot", [None, "host-r"])
 async def test_every_transfer_is_opened_and_ended_once(relay_depot: str | None, keep_sending: bool) -> None:
     depot = Depot()
-    placement = Placement(Pipeline.P_RLD_MD, "p", "r", "m", 0.0, "")
-    engine = SimpleNamespace()
-    route = Route(placement, engine, engine, engine, depot, "host-m", None, None, relay_depot=relay_depot)  # type: ignore[arg-type]
-    transfer = PageTransfer(route, Demand((b"a", b"b"), 1), "x")
-    await transfer.start()
+    transfer = _transfer(depot, relay_depot)
+    transfer.start(failed=pytest.fail)
+    async with asyncio.timeout(5):
+        while len(depot.seen) < (2 if relay_depot else 1):
+            await asyncio.sleep(0)
     assert depot.seen == [("x", "host-m", "m"), *([("x/relay", "host-r", "r")] if relay_depot else [])]
     await transfer.end(keep_sending=keep_sending)
     await transfer.end(keep_sending=keep_sending)
     assert not depot.live
+
+
+async def test_a_transfer_that_ends_at_once_is_opened_before() -> None:
+    """Else the depot would hear of the end first, and keep the transfer for ever."""
+    depot = Depot()
+    transfer = _transfer(depot, "host-r")
+    transfer.start(failed=pytest.fail)
+    await transfer.end(keep_sending=False)
+    assert len(depot.seen) == 2
+    assert not depot.live
+
+
+async def test_a_depot_that_does_not_hear_is_told_of() -> None:
+    class Deaf(Depot):
+        async def transfer(self, transfer: Any) -> None:
+            raise DepotUnavailableError("no answer")
+
+        async def end(self, xfer: str) -> TransferStats:
+            raise DepotUnavailableError("no answer")
+
+    told: list[str] = []
+    transfer = _transfer(Deaf(), None)
+    transfer.start(told.append)
+    await transfer.end(keep_sending=False)
+    assert told == ["the depot beside p is down: no answer"]
+
+
+def _transfer(depot: Depot, relay_depot: str | None) -> PageTransfer:
+    placement = Placement(Pipeline.P_RLD_MD, "p", "r", "m", 0.0, "")
+    engine = SimpleNamespace()
+    route = Route(placement, engine, engine, engine, depot, "host-m", None, None, relay_depot=relay_depot)  # type: ignore[arg-type]
+    return PageTransfer(route, Demand((b"a", b"b"), 1), "x")

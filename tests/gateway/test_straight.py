@@ -20,14 +20,14 @@ class KeptSink:
         self.ready, self.taken, self.fails = True, [], False
         self._seen = scene.seen
 
-    def take(self, index: int, ids: list[int], tier: Tier) -> bool:
+    def take(self, index: int, ids: list[int]) -> bool:
         if self.fails:
             raise ValueError("a broken sink")
         if not self.ready:
             return False
         assert index == len(self._seen)
         self._seen += ids
-        self.taken.append((index, ids, tier))
+        self.taken.append((index, ids))
         return True
 
 
@@ -48,7 +48,7 @@ async def test_tokens_of_main_decode_go_to_the_sink_while_nothing_is_to_be_decid
         assert (scene.seen, sink.taken) == ([100, 101], [])
         scene.md.last.tokens(2, 102)
         scene.md.last.tokens(3, 103, 104)
-        assert sink.taken == [(2, [102], Tier.MAIN), (3, [103, 104], Tier.MAIN)]  # at once: nobody ran in between
+        assert sink.taken == [(2, [102]), (3, [103, 104])]  # at once: nobody ran in between
         scene.md.last.tokens(5, 105, last=True)
         scene.md.last.finished("length")
         await scene.settle()
@@ -66,7 +66,7 @@ async def test_tokens_wait_their_turn_behind_what_the_sink_did_not_take():
         await scene.settle()
         assert (scene.seen, sink.taken) == ([100, 101, 102, 103], [])
         scene.md.last.tokens(4, 104)
-        assert sink.taken == [(4, [104], Tier.MAIN)]
+        assert sink.taken == [(4, [104])]
 
 
 async def test_tokens_of_the_relay_never_take_the_short_way():

@@ -207,9 +207,9 @@ def test_the_gateway_hands_over_exactly_when_the_simulator_does(monkeypatch: pyt
 def _gateway_action(shared: Handoffs, seen: RelayedRequest) -> Any:
     """What the gateway's handoff does when its relay, main decode and reader are as the simulator saw them."""
     splice = Splice()
-    splice.accept(0, [0], Tier.PREFILL)
+    splice.accept(0, [0], Tier.PREFILL, "p-0")
     if seen.relay_tokens:
-        splice.accept(1, [0] * seen.relay_tokens, Tier.RELAY)
+        splice.accept(1, [0] * seen.relay_tokens, Tier.RELAY, "rld-0")
     pacer = SimpleNamespace(held=seen.held, hold_back=lambda *_: None, release=lambda: None)
     terms = Terms(seen.round_trip, max_tokens=seen.tokens + seen.remaining)
     handoff = Handoff(shared, terms, splice, pacer)  # type: ignore[arg-type]

@@ -72,6 +72,10 @@ class SessionListener(Protocol):
         ...
 
 
+Tap = Callable[[Tokens], bool]
+"""Takes tokens in the moment in which they come, or says that it does not. Must not raise."""
+
+
 class EngineSession(Protocol):
     """One live request on an engine, seen from the gateway."""
 
@@ -94,8 +98,8 @@ class EngineSession(Protocol):
         """
         ...
 
-    def listen(self, listener: SessionListener) -> None:
-        """Tells `listener` all events instead. Called at once after `open`, when none has come."""
+    def listen(self, listener: SessionListener, tap: Tap | None = None) -> None:
+        """Tells `listener` all events instead, but those that `tap` takes. Called at once after `open`."""
         ...
 
 

@@ -26,6 +26,7 @@ from pdrelay.engine.messages import (
     Load,
     Open,
     ToEngine,
+    Tokens,
     decode_from_engine,
     encode,
 )
@@ -141,10 +142,14 @@ class WebSocketEngine:
                 await asyncio.gather(writer, return_exceptions=True)
 
     async def _read(self, websocket: ClientConnection) -> None:
+        sessions = self._sessions
         while True:
             frame = await websocket.recv(decode=False)
             for message in decode_from_engine(frame):
-                self._take(message)
+                if type(message) is not Tokens:
+                    self._take(message)
+                elif (session := sessions.get(message.sid)) is not None:
+                    session.tokens(message)
 
     async def _write(self, websocket: ClientConnection) -> None:
         # Wakes in the tick after the first message: all that one tick sent leaves in one frame.

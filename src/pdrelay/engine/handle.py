@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from pdrelay.engine.base import SessionEvent, SessionListener
-from pdrelay.engine.messages import Abort, Extend, Failed, Finished, Takeover, ToEngine
+from pdrelay.engine.base import SessionEvent, SessionListener, Tap
+from pdrelay.engine.messages import Abort, Extend, Failed, Finished, Takeover, ToEngine, Tokens
 from pdrelay.errors import EngineUnavailableError
 
 _ENDS = Finished, Failed  # a union type would take ten times as long to look at
@@ -27,6 +27,7 @@ class SessionHandle:
         self._ended = False
         self._lost: str | None = None
         self._listener: SessionListener | None = None
+        self._tap: Tap | None = None
 
     def extend(self, ids: list[int]) -> None:
         """Sends Extend; nothing when the session has ended."""
@@ -46,6 +47,11 @@ class SessionHandle:
             self._send(Abort(self.sid))
             self._end()
         self._wake.set()
+
+    def tokens(self, event: Tokens) -> None:
+        """As `deliver`."""
+        if self._tap is None or not self._tap(event):
+            self.deliver(event)
 
     def deliver(self, event: SessionEvent) -> None:
         """An event came from the engine."""
@@ -67,10 +73,10 @@ class SessionHandle:
         if self._listener is not None:
             self._listener.lost(detail)
 
-    def listen(self, listener: SessionListener) -> None:
-        """Tells `listener` all events, in place of `events`."""
+    def listen(self, listener: SessionListener, tap: Tap | None = None) -> None:
+        """See EngineSession."""
         assert not self._events, "events came before anybody listened"
-        self._listener = listener
+        self._listener, self._tap = listener, tap
 
     def events(self) -> AsyncIterator[SessionEvent]:
         """The session's events; one consumer. Raises EngineUnavailableError when the connection is lost."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from pdrelay.engine.base import EngineBackend, EngineStatus, SessionEvent
 from pdrelay.engine.handle import SessionHandle
-from pdrelay.engine.messages import Open, ToEngine
+from pdrelay.engine.messages import Open, ToEngine, Tokens
 from pdrelay.engine.sessions import SessionTable
 from pdrelay.errors import EngineUnavailableError
 
@@ -76,7 +76,7 @@ class LocalEngine:
     def _deliver(self, event: SessionEvent) -> None:
         handle = self._handles.get(event.sid)
         if handle is not None:
-            handle.deliver(event)
+            handle.tokens(event) if isinstance(event, Tokens) else handle.deliver(event)
 
     def _forget(self, sid: str) -> None:
         self._handles.pop(sid, None)

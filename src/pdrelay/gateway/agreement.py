@@ -9,12 +9,13 @@ engines disagree now and then, so it is the rate that raises an alarm, for each 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections import Counter, deque
 from typing import NamedTuple
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge
+
+from pdrelay.gateway.splice import Splice
 
 log = logging.getLogger(__name__)
 
@@ -106,37 +107,32 @@ class AgreementMonitor:
 class Predictions:
     """The comparisons of one request, in whatever order tokens and predictions come."""
 
-    def __init__(self, monitor: AgreementMonitor, *, comparable: bool) -> None:
-        """Nothing is compared unless `comparable`: two engines must choose alike."""
-        self._monitor, self._comparable = monitor, comparable
-        self._starts: list[int] = []  # where another instance began to make tokens ...
-        self._makers: list[str] = []  # ... and which
-        self._tokens: list[int] = []
+    def __init__(self, monitor: AgreementMonitor, splice: Splice, *, comparable: bool) -> None:
+        """Of the output `splice`. Nothing is compared unless `comparable`: two engines must choose alike."""
+        self._monitor, self._splice, self._comparable = monitor, splice, comparable
         self._waiting: dict[int, tuple[str, int]] = {}  # main instance and prediction, by index
 
-    def made(self, index: int, ids: list[int], instance: str) -> None:
-        """`instance` made the output's tokens from `index` on, which is the next one."""
-        if not self._comparable:
-            return
-        assert index == len(self._tokens)
-        if not self._makers or self._makers[-1] != instance:
-            self._starts.append(index)
-            self._makers.append(instance)
-        self._tokens += ids
+    @property
+    def waiting(self) -> bool:
+        """Whether a prediction waits for its token."""
+        return bool(self._waiting)
+
+    def made(self) -> None:
+        """Tokens came."""
         if self._waiting:
-            for waiting in [place for place in self._waiting if place < len(self._tokens)]:
-                self._compare(waiting, *self._waiting.pop(waiting))
+            for index in [index for index in self._waiting if index < len(self._splice.tokens)]:
+                self._compare(index, *self._waiting.pop(index))
 
     def predicted(self, index: int, token: int | None, main: str) -> None:
         """`main` would have said `token` at `index`."""
         if not self._comparable or token is None:
             return
-        if index < len(self._tokens):
+        if index < len(self._splice.tokens):
             self._compare(index, main, token)
         else:
             self._waiting[index] = main, token
 
     def _compare(self, index: int, main: str, token: int) -> None:
-        source = self._makers[bisect_right(self._starts, index) - 1]
+        source = self._splice.maker_of(index)
         if source != main:
-            self._monitor.compare(Pair(source, main), self._tokens[index], token)
+            self._monitor.compare(Pair(source, main), self._splice.tokens[index], token)

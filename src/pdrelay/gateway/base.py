@@ -117,9 +117,12 @@ class Trace(msgspec.Struct, kw_only=True):
 
 
 class Sink(Protocol):
-    """Takes tokens that need no decision any more, in the event loop's own callbacks, past the iteration."""
+    """Takes tokens of main decode that need no decision any more, past the iteration.
 
-    def take(self, index: int, ids: list[int], tier: Tier) -> bool:
+    It is called from the event loop's own callbacks, for no token before the third.
+    """
+
+    def take(self, index: int, ids: list[int]) -> bool:
         """Tokens `index` and following. False when it does not take any now: then they come by iteration."""
         ...
 

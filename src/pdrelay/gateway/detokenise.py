@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from pdrelay.gateway.text import REPLACEMENT
-
-Whole = Callable[[int], str | None]
+from pdrelay.gateway.text import REPLACEMENT, WholeToken
 
 PRIMER_TOKENS = 8  # of the prompt's end: they decide how the first output token is written
 MAX_PENDING = 256  # bounds the work on an endless run of broken characters
@@ -29,7 +27,7 @@ class Detokeniser:
         prompt: Sequence[int],
         *,
         skip_special_tokens: bool = True,
-        whole: Whole | None = None,
+        whole: Callable[[int], WholeToken | None] = lambda _: None,
     ) -> None:
         """`whole` knows the text of tokens that read the same whatever stands before them."""
         self._tokenizer, self._skip, self._whole = tokenizer, skip_special_tokens, whole
@@ -40,20 +38,20 @@ class Detokeniser:
         # A prompt that ends inside a character cannot prime: the stream would give its text out again.
         self._restart([] if self._decode(primer).endswith(REPLACEMENT) else primer)
 
-    def one(self, ids: list[int]) -> str:
-        """As `push`, quicker for a single token."""
-        if self._whole is not None and not self._pending and (text := self._whole(ids[0])) is not None:
-            self._stale = True
-            return text
-        return self.push(ids)
+    def quick(self, token: int) -> bytes | None:
+        """The text of one token, as JSON, if it depends on nothing else; None: it has to be pushed."""
+        if self._pending or (found := self._whole(token)) is None:
+            return None
+        self._stale = True
+        return found.quoted
 
     def push(self, ids: list[int]) -> str:
         """The text that `ids` complete."""
-        if self._whole is not None and not self._pending:
-            texts = [whole for token in ids if (whole := self._whole(token)) is not None]
+        if not self._pending:
+            texts = [found.text for token in ids if (found := self._whole(token)) is not None]
             if len(texts) == len(ids):
                 self._stale = True
-                return texts[0] if len(texts) == 1 else "".join(texts)
+                return "".join(texts)
         if self._stale:
             self._restart([])  # what stood before does not matter with such a tokenizer
         self._pending += ids

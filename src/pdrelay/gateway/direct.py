@@ -17,18 +17,18 @@ class Direct:
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         assert cycle.scope["method"] != "HEAD", "a HEAD request has no body"
-        self._cycle, self._flow, self._transport = cycle, cycle.flow, cycle.transport
+        self._cycle, self._flow, self._write = cycle, cycle.flow, cycle.transport.write
 
-    @property
     def ready(self) -> bool:
         """Whether a chunk may be written now: the response runs, in chunks, and the client reads."""
         cycle = self._cycle
-        ended = cycle.disconnected or cycle.response_complete
-        return cycle.chunked_encoding is True and not (ended or self._flow.write_paused)
+        if cycle.disconnected or cycle.response_complete or self._flow.write_paused:
+            return False
+        return cycle.chunked_encoding is True
 
     def write(self, data: bytes) -> None:
         """Writes one chunk, not empty. Only while `ready`."""
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class DirectProtocol(HttpToolsProtocol):

@@ -74,7 +74,7 @@ class Frames:
         self._chat, self._head, self._choices = endpoint == "chat", head, choices
         self._no_usage: UnsetType | None = None if usage else UNSET
         whole = [self._frame(self._text_choice(index, _HOLE, NOTHING)) for index in range(choices)]
-        self._around = [frame.partition(_encoder.encode(_HOLE)) for frame in whole]
+        self._around = [frame.split(_encoder.encode(_HOLE)) for frame in whole]
 
     def opening(self, prompt_token_ids: list[int] | UnsetType = UNSET) -> bytes:
         """What a stream begins with: the role of each choice, at the chat endpoint."""
@@ -87,8 +87,13 @@ class Frames:
 
     def text(self, index: int, text: str) -> bytes:
         """A chunk of text of a choice."""
-        before, _, behind = self._around[index]
+        before, behind = self._around[index]
         return b"".join((before, _encoder.encode(text), behind))
+
+    def around(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and behind the quoted text in a chunk of text of a choice."""
+        before, behind = self._around[index]
+        return before, behind
 
     def chunk(self, index: int, text: str, extras: Extras, mark: Pdrelay, usage: Usage | None) -> bytes:
         """A chunk that carries more than text."""

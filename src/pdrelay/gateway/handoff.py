@@ -59,7 +59,7 @@ class Handoff:
 
     def relay_decoded(self, now: float) -> None:
         """Tokens of the relay came."""
-        self._arrivals.append((now, self._splice.made_by[Tier.RELAY]))
+        self._arrivals.append((now, self._splice.made_by(Tier.RELAY)))
 
     def action(self, main: Leg, now: float) -> Action:
         """What to do now with a request that the relay decodes."""
@@ -113,7 +113,7 @@ class Handoff:
         terms, tokens = self._terms, len(self._splice.tokens)
         return RelayedRequest(
             tokens=tokens,
-            relay_tokens=self._splice.made_by[Tier.RELAY],
+            relay_tokens=self._splice.made_by(Tier.RELAY),
             relay_seconds=now - self._opened,
             relay_kv_usage=load.kv_usage if load else 0.0,
             main_ready=main.opened,

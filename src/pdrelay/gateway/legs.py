@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pdrelay.engine.base import Engine, SessionEvent
-from pdrelay.engine.messages import Open, Tokens
+from pdrelay.engine.base import Engine, SessionEvent, Tap
+from pdrelay.engine.messages import Open
 from pdrelay.gateway.base import Tier
 
 
@@ -27,23 +26,27 @@ class Notice(enum.Enum):
     MAIN_DEPOT_DOWN = "the depot beside main decode is down"
 
 
+class Untold(NamedTuple):
+    """A depot was not told of the request's pages: they will not come."""
+
+    message: str
+
+
 class Leg:
     """One session. Raises EngineUnavailableError when the engine is down at the start.
 
-    Its events go into `inbox`, except for tokens that `shortcut` takes.
+    Its events go to `put`, except for tokens that `tap` takes.
     """
 
-    def __init__(
-        self, tier: Tier, engine: Engine, request: Open, inbox: Inbox, shortcut: Shortcut | None = None
-    ) -> None:
+    def __init__(self, tier: Tier, engine: Engine, request: Open, put: Put, tap: Tap | None = None) -> None:
         self.tier, self.instance = tier, engine.instance
         self.opened = False  # prompt computed, ready to extend
         self.known = 0  # output tokens that the engine was told
         self.busy = False  # computes an extend
         self.streaming = False  # told to decode
-        self._inbox, self._shortcut = inbox, shortcut
+        self._put = put
         self._session = engine.open(request)
-        self._session.listen(self)
+        self._session.listen(self, tap)
 
     def extend(self, tokens: list[int]) -> None:
         """Tells the engine all `tokens` that it does not know yet, to compute their KV."""
@@ -62,15 +65,12 @@ class Leg:
 
     def event(self, event: SessionEvent) -> None:
         """See SessionListener."""
-        if self._shortcut is None or not isinstance(event, Tokens) or not self._shortcut(self, event):
-            self._inbox.put_nowait((self, event))
+        self._put((self, event))
 
     def lost(self, message: str) -> None:
         """See SessionListener."""
-        self._inbox.put_nowait((self, Lost(message)))
+        self._put((self, Lost(message)))
 
 
-Item = tuple[Leg, SessionEvent | Lost] | Notice | Exception
-Inbox = asyncio.Queue[Item]
-Shortcut = Callable[[Leg, Tokens], bool]
-"""Takes tokens at once, or says that it does not. Must not raise."""
+Item = tuple[Leg, SessionEvent | Lost] | Notice | Untold | Exception
+Put = Callable[[Item], None]

@@ -129,6 +129,13 @@ class Meter:
             metrics.second.observe(now - self._arrival)
         metrics.generation_tokens.counts[tier] += count
 
+    def more(self, count: int) -> None:
+        """Takes note of `count` further tokens of main decode, not the first two, of a request with one choice."""
+        now, last, metrics = time.monotonic(), self._last[0], self._metrics
+        metrics.gap.observe(now - last.at)
+        last.at = now
+        metrics.generation_tokens.counts[Tier.MAIN] += count
+
     def end(self, status: int, traces: Sequence[Trace]) -> None:
         """Takes note of the end; `traces` are those of the choices, as far as they can be had."""
         metrics = self._metrics

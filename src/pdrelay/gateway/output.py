@@ -51,11 +51,18 @@ class Output:
         """Whether a stop string ended the output."""
         return self._matcher is not None and self._matcher.matched is not None
 
+    def quick(self, token: int) -> bytes | None:
+        """Takes one token whose text, which is returned as JSON, depends on nothing else. None: it has to be pushed.
+
+        Only when no stop string can end the output.
+        """
+        if self._held or token in self._stop_ids or (text := self._detokeniser.quick(token)) is None:
+            return None
+        self._written += 1
+        return text
+
     def push(self, ids: list[int]) -> str:
         """The text that `ids` complete."""
-        if len(ids) == 1 and not self._held and self._matcher is None and ids[0] not in self._stop_ids:
-            self._written += 1
-            return self._detokeniser.one(ids)
         if self._held:
             ids = self._held + ids
         self._held = ids[-1:] if ids and ids[-1] in self._stop_ids else []

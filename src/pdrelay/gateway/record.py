@@ -66,8 +66,8 @@ class Record:
 
     def complete(self, splice: Splice, stats: TransferStats) -> Trace:
         """The trace with what others count."""
-        trace, made_by = self.trace, splice.made_by
+        trace = self.trace
         trace.wan_bytes, trace.wan_bytes_saved = stats.wire, stats.saved
-        trace.prefill_tokens, trace.relay_tokens, trace.main_tokens = (made_by[tier] for tier in Tier)
+        trace.prefill_tokens, trace.relay_tokens, trace.main_tokens = map(splice.made_by, Tier)
         trace.token_ids = list(splice.tokens)
         return trace

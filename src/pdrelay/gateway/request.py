@@ -20,7 +20,7 @@ from pdrelay.errors import EngineRejectedError, EngineUnavailableError
 from pdrelay.gateway.agreement import Predictions
 from pdrelay.gateway.base import Finish, GenerationRequest, Sink, Tier, TokenBatch, Trace
 from pdrelay.gateway.handoff import Handoff, Terms
-from pdrelay.gateway.legs import Inbox, Item, Leg, Lost, Notice
+from pdrelay.gateway.legs import Item, Leg, Lost, Notice, Untold
 from pdrelay.gateway.pacing import Pacer
 from pdrelay.gateway.record import Record
 from pdrelay.gateway.route import Route
@@ -47,7 +47,7 @@ class RequestRun:
         self.finish: Finish | None = None
         self._pages, self._on_close = pages, on_close
         self._splice = Splice()
-        self._inbox: Inbox = asyncio.Queue()
+        self._inbox: asyncio.Queue[Item] = asyncio.Queue()
         self._prefill: Leg | None = None
         self._relay: Leg | None = None
         self._main: Leg | None = None
@@ -55,7 +55,7 @@ class RequestRun:
         self._pacer = Pacer()
         self._handoff = Handoff(route.handoffs, Terms.of(request, route.round_trip), self._splice, self._pacer)
         self._ending: Leg | None = None  # it delivered the last token, its Finished follows
-        self._predictions = Predictions(route.agreement, comparable=request.sampling.repeatable)
+        self._predictions = Predictions(route.agreement, self._splice, comparable=request.sampling.repeatable)
         self.cached_tokens = 0
         self.prompt_logprobs: Logprobs | None = None
         self._numbers = count()  # sessions; a sid is never used twice
@@ -65,12 +65,12 @@ class RequestRun:
         self._transfer = PageTransfer(route, pages, request.request_id)
         self._closed = False
         self._sink: Sink | None = None
-        self._idle = False  # the iteration waits for an event, and tokens of main decode change nothing
+        self._idle = False  # nothing waits for the iteration, and tokens of main decode change nothing
         self._record = Record(request, route.placement)
         self._now = self._record.now
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
-        await self._start()
+        self._start()
         while self.finish is None:
             item = await self._next_item()
             if item is not None and (batch := self._take(item)) is not None:
@@ -105,29 +105,33 @@ class RequestRun:
 
     def _main_decodes_alone(self) -> bool:
         """Nothing is left to decide: all further tokens are main decode's."""
-        alone = self._relay is None and self._prefill is None and not self._transfer.open
-        record = self._record
-        return alone and self._main_is_ready() and not record.handing_over and record.trace.second_token is not None
+        record, main = self._record, self._main
+        if self._relay is not None or self._prefill is not None or self._transfer.open or self._predictions.waiting:
+            return False
+        begun = main is not None and main.opened and self._splice.maker == main.instance
+        return begun and not record.handing_over and record.trace.second_token is not None
 
-    def _shortcut(self, leg: Leg, event: Tokens) -> bool:
-        """Gives tokens to the sink, past all queues, if the outcome is the same."""
-        sink, splice, index, ids = self._sink, self._splice, event.index, event.ids
-        if not self._idle or sink is None or leg is not self._main or event.last or event.logprobs is not None:
+    def _shortcut(self, event: Tokens) -> bool:
+        """Gives tokens of main decode to the sink, past all queues, if the outcome is the same. A `Tap`."""
+        tokens, sink = self._splice.tokens, self._sink
+        if not self._idle or event.last or event.index != len(tokens) or event.logprobs is not None:
             return False
-        if index != len(splice.tokens) or not self._inbox.empty():
-            return False
+        assert sink is not None
         try:
-            if not sink.take(index, ids, Tier.MAIN):
+            if not sink.take(event.index, event.ids):
                 return False
-            splice.append(ids, Tier.MAIN)
-            self._predictions.made(index, ids, leg.instance)
         except Exception as error:  # it would end the engine's connection: the request alone must fail
-            self._inbox.put_nowait(error)
+            self._put(error)
+        tokens += event.ids  # their maker is the one of those before
         return True
+
+    def _put(self, item: Item) -> None:
+        self._idle = False
+        self._inbox.put_nowait(item)
 
     def notify(self, notice: Notice) -> None:
         """Tells the request of something outside its legs."""
-        self._inbox.put_nowait(notice)
+        self._put(notice)
 
     async def trace(self) -> Trace:
         """What happened so far."""
@@ -147,16 +151,10 @@ class RequestRun:
 
     # ---- start ----
 
-    async def _start(self) -> None:
+    def _start(self) -> None:
         # Prefill does not wait for the depot's word: a transfer sends what is published before and after it began.
-        transfer = asyncio.create_task(self._transfer.start())
-        try:
-            self._open_legs()
-        finally:
-            await transfer
-
-    def _open_legs(self) -> None:
-        self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._inbox)
+        self._transfer.start(lambda message: self._put(Untold(message)))
+        self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._put)
         if self.route.placement.pipeline is Pipeline.P_RLD_MD:
             with suppress(EngineUnavailableError):  # it went down since the request was placed
                 self._open_relay(self._pages.names)
@@ -171,7 +169,7 @@ class RequestRun:
         direct = self._relay is None and not self._record.trace.relay_instance
         takes_over = direct and not self.route.agreement.wants(self.route.main.instance)
         request = self._open(Tier.MAIN, await_names, takes_over=takes_over)
-        self._main = Leg(Tier.MAIN, self.route.main, request, self._inbox, self._shortcut)
+        self._main = Leg(Tier.MAIN, self.route.main, request, self._put, self._shortcut)
 
     def _open_main_beside_relay(self) -> None:
         self._main_again = self._now() + MAIN_RETRY_SECONDS
@@ -195,7 +193,7 @@ class RequestRun:
     def _open_relay(self, await_names: tuple[bytes, ...]) -> None:
         assert self.route.relay is not None
         request = self._open(Tier.RELAY, await_names, takes_over=True)
-        self._relay = Leg(Tier.RELAY, self.route.relay, request, self._inbox)
+        self._relay = Leg(Tier.RELAY, self.route.relay, request, self._put)
         self._handoff.relay_opened(self.route.relay, self._now())
         self._record.trace.relay_instance = self._relay.instance
 
@@ -203,7 +201,7 @@ class RequestRun:
 
     def _take(self, item: Item) -> TokenBatch | None:
         """Takes in one event; returns the tokens that the user has not seen yet."""
-        if isinstance(item, Notice):
+        if isinstance(item, (Notice, Untold)):
             self._notified(item)
             return None
         if isinstance(item, Exception):
@@ -234,9 +232,9 @@ class RequestRun:
             self._record.hit(event.prefilled.cached_tokens)
             self.prompt_logprobs = event.prefilled.logprobs
         limit = self.request.debug.handoff_at if leg.tier is Tier.RELAY and self._main is not None else None
-        batch = self._splice.accept(event.index, event.ids, leg.tier, limit, event.logprobs)
+        batch = self._splice.accept(event.index, event.ids, leg.tier, leg.instance, limit, event.logprobs)
         if batch is not None:
-            self._predictions.made(batch.index, batch.ids, leg.instance)
+            self._predictions.made()
         if event.last and batch is not None and len(self._splice.tokens) == event.index + len(event.ids):
             self._ending = leg
             batch = dataclasses.replace(batch, last=True)
@@ -296,10 +294,12 @@ class RequestRun:
                 message = f"{message}; {error}"
         raise EngineUnavailableError(message)
 
-    def _notified(self, notice: Notice) -> None:
+    def _notified(self, notice: Notice | Untold) -> None:
         if self._main_is_ready():
             return
-        if notice is Notice.PAGES_LOST:
+        if isinstance(notice, Untold):
+            self._go_on_without_pages(notice.message, last=Tier.RELAY)
+        elif notice is Notice.PAGES_LOST:
             self._publish_again()
         elif notice is Notice.DEPOT_DOWN:
             # A relay beside prefill has lost its depot, too.
@@ -320,7 +320,7 @@ class RequestRun:
             return
         self._rescues += 1
         try:
-            self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._inbox)
+            self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._put)
         except EngineUnavailableError as error:
             self._go_on_without_pages(str(error))
 

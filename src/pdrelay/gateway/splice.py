@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from pdrelay.engine.logprobs import Logprobs
 from pdrelay.errors import EngineError
 from pdrelay.gateway.base import Tier, TokenBatch
@@ -16,17 +18,34 @@ class Splice:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.made_by: dict[Tier, int] = dict.fromkeys(Tier, 0)
+        self._starts: list[int] = []  # where another instance began to make tokens ...
+        self._makers: list[tuple[Tier, str]] = []  # ... and which
 
-    def append(self, ids: list[int], tier: Tier) -> None:
-        """Takes `ids`, which are known to follow."""
-        self.tokens += ids
-        self.made_by[tier] += len(ids)
+    @property
+    def maker(self) -> str | None:
+        """The instance that made the latest token."""
+        return self._makers[-1][1] if self._makers else None
+
+    def maker_of(self, index: int) -> str:
+        """The instance that made token `index`, which is known."""
+        return self._makers[bisect_right(self._starts, index) - 1][1]
+
+    def made_by(self, tier: Tier) -> int:
+        """Tokens that engines of `tier` made."""
+        ends = [*self._starts, len(self.tokens)][1:]
+        rows = zip(self._starts, ends, self._makers, strict=True)
+        return sum(end - start for start, end, (maker, _) in rows if maker is tier)
 
     def accept(
-        self, index: int, ids: list[int], tier: Tier, limit: int | None = None, logprobs: Logprobs | None = None
+        self,
+        index: int,
+        ids: list[int],
+        tier: Tier,
+        instance: str,
+        limit: int | None = None,
+        logprobs: Logprobs | None = None,
     ) -> TokenBatch | None:
-        """The part of `ids`, which start at `index`, that is new and below `limit`; None when nothing is.
+        """The part of `ids`, which `instance` made from `index` on, that is new and below `limit`; None for nothing.
 
         `logprobs` are those of `ids` and are cut in the same way.
 
@@ -40,5 +59,8 @@ class Splice:
         fresh = ids[part] if end > start else []
         if not fresh:
             return None
-        self.append(fresh, tier)
+        if not self._makers or self._makers[-1] != (tier, instance):
+            self._starts.append(start)
+            self._makers.append((tier, instance))
+        self.tokens += fresh
         return TokenBatch(start, fresh, tier, logprobs and logprobs[part])

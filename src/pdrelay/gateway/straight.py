@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pdrelay.gateway.base import Tier
 from pdrelay.gateway.direct import Direct
 from pdrelay.gateway.frames import Frames
 from pdrelay.gateway.metrics import Meter
@@ -14,12 +13,16 @@ class Straight:
 
     def __init__(self, output: Output, frames: Frames, direct: Direct, meter: Meter) -> None:
         self._output, self._frames, self._direct, self._meter = output, frames, direct, meter
+        self._before, self._behind = frames.around(0)
 
-    def take(self, index: int, ids: list[int], tier: Tier) -> bool:
+    def take(self, index: int, ids: list[int]) -> bool:
         """See Sink."""
-        if not self._direct.ready:
+        direct = self._direct
+        if not direct.ready():
             return False
-        self._meter.tokens(index, len(ids), tier)
-        if text := self._output.push(ids):
-            self._direct.write(self._frames.text(0, text))
+        self._meter.more(len(ids))
+        if len(ids) == 1 and (quoted := self._output.quick(ids[0])) is not None:
+            direct.write(b"%b%b%b" % (self._before, quoted, self._behind))
+        elif text := self._output.push(ids):
+            direct.write(self._frames.text(0, text))
         return True

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
+import msgspec
 from tokenizers import Tokenizer, decoders
 
 from pdrelay.errors import ConfigError, RequestError
@@ -27,6 +28,13 @@ PIECES = 1 << 16
 RESERVED = frozenset({"conversation", "messages", "chat_template", "tools", "documents", "add_generation_prompt",
                       "continue_final_message", "tokenize", "return_dict", "return_tensors", "padding", "truncation",
                       "max_length", "tokenizer_kwargs", "return_assistant_tokens_mask"})  # fmt: skip
+
+
+class WholeToken(NamedTuple):
+    """A token of whole characters, which reads the same whatever stands before it."""
+
+    text: str
+    quoted: bytes  # as JSON
 
 
 class Text:
@@ -46,9 +54,10 @@ class Text:
         self.piece = functools.lru_cache(PIECES)(self._piece)
         self._special = frozenset(self.backend.get_added_tokens_decoder())
         # Byte-level decoders only join bytes: a token of whole characters has one text wherever it stands.
-        self.whole: Callable[[int], str | None] | None = None
-        if isinstance(self.backend.decoder, decoders.ByteLevel):
-            self.whole = functools.lru_cache(None)(self._whole)
+        byte_level = isinstance(self.backend.decoder, decoders.ByteLevel)
+        self.whole: Callable[[int], WholeToken | None] = (
+            functools.lru_cache(None)(self._whole) if byte_level else lambda _: None
+        )
         self.max_token_chars = max(map(len, self.backend.get_vocab()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -60,12 +69,12 @@ class Text:
         text: str = self._tokenizer.decode(ids)
         return text
 
-    def _whole(self, token: int) -> str | None:
-        """The text of a token of whole characters; None for all others and for added ones."""
+    def _whole(self, token: int) -> WholeToken | None:
+        """What a token of whole characters reads; None for all others and for added ones."""
         if token in self._special:
             return None
         text: str = self.backend.decode([token], skip_special_tokens=False)
-        return text if text and REPLACEMENT not in text else None
+        return WholeToken(text, msgspec.json.encode(text)) if text and REPLACEMENT not in text else None
 
     def _piece(self, token: int) -> str:
         """The text of one token by itself."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from pdrelay.depot.base import Transfer, TransferStats
-from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
+from pdrelay.errors import DepotUnavailableError
 from pdrelay.gateway.route import Route
 from pdrelay.kv.demand import Demand
 
@@ -38,19 +38,20 @@ class PageTransfer:
         )
         self._stats = TransferStats()
         self.open = False
+        self._start: asyncio.Task[None] | None = None
 
-    def start(self) -> Coroutine[Any, Any, None]:
-        """Opens it, from the call on; what is returned raises EngineUnavailableError when the depot does not hear."""
-        self.open = True  # at once: a cancelled call may have reached the depot
-        return self._tell()
+    def start(self, failed: Callable[[str], None]) -> None:
+        """Opens it. Nobody waits for the depot's word; `failed` is told why there is none."""
+        self.open = True  # at once: a call that fails may have reached the depot
+        self._start = asyncio.create_task(self._tell(failed))
 
-    async def _tell(self) -> None:
+    async def _tell(self, failed: Callable[[str], None]) -> None:
         try:
             await self._depot.transfer(self._transfer)
             if self._to_relay is not None:
                 await self._depot.transfer(self._to_relay)
         except DepotUnavailableError as error:
-            raise EngineUnavailableError(f"the depot beside {self._beside} is down: {error}") from error
+            failed(f"the depot beside {self._beside} is down: {error}")
 
     async def stats(self) -> TransferStats:
         """What was sent so far; what was known last when the depot is gone."""
@@ -64,6 +65,8 @@ class PageTransfer:
         if not self.open:
             return
         self.open = False
+        assert self._start is not None
+        await self._start  # a depot must hear of the end last
         try:
             if self._to_relay is not None:
                 with suppress(DepotUnavailableError):
