@@ -63,10 +63,12 @@ class AgreementMonitor:
 
     def compare(self, pair: Pair, made: int, predicted: int) -> None:
         """Takes in one comparison."""
-        window = self._windows.setdefault(pair, deque(maxlen=WINDOW))
+        window = self._windows.get(pair)
+        if window is None:
+            window = self._windows[pair] = deque(maxlen=WINDOW)
+            self._rate.labels(*pair).set_function(lambda: self.rate(pair))
         window.append(made == predicted)
         self._total.labels(*pair, "agree" if made == predicted else "disagree").inc()
-        self._rate.labels(*pair).set(self.rate(pair))
         self._judge(pair)
 
     def wants(self, main: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 
 import msgspec
@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdrelay.cluster.topology import Role
 from pdrelay.errors import RequestError
@@ -38,6 +38,7 @@ MAX_BODY_BYTES = 32 << 20
 ID_PREFIX: dict[Endpoint, str] = {"chat": "chatcmpl", "completion": "cmpl"}
 
 Parse = Callable[[bytes], ChatRequest | CompletionRequest]
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class FrontEnd:
@@ -158,7 +159,7 @@ def build_app(
     metrics: Metrics | None = None,
     exposition: Exposition | None = None,
     adapters: Sequence[str] = (),
-) -> Starlette:
+) -> ASGIApp:
     """The ASGI application of the gateway.
 
     `model_name` is what clients call the model. With `debug` the debug controls of requests are honoured. `metrics`
@@ -168,10 +169,10 @@ def build_app(
     front = FrontEnd(
         generator, text, model_name, debug=debug, metrics=metrics or Metrics(), exposition=exposition, adapters=adapters
     )
-    return Starlette(
+    generation = {"/v1/chat/completions": front.chat, "/v1/completions": front.completion}
+    rest = Starlette(
         routes=[
-            Route("/v1/chat/completions", front.chat, methods=["POST"]),
-            Route("/v1/completions", front.completion, methods=["POST"]),
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generation.items()),
             Route("/v1/models", front.models),
             Route("/v1/models/{model:path}", front.model),
             Route("/health", front.health),
@@ -179,6 +180,21 @@ def build_app(
         ],
         exception_handlers={HTTPException: _http_error, RequestError: _request_error},
     )
+    return _quick(generation, rest)
+
+
+def _quick(generation: Mapping[str, Handler], rest: ASGIApp) -> ASGIApp:
+    """Calls the endpoints of `generation`, which answer their own errors, without `rest`'s layers around each send."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = generation.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if endpoint is None:
+            await rest(scope, receive, send)
+        else:
+            answer = await endpoint(Request(scope, receive))
+            await answer(scope, receive, send)
+
+    return app
 
 
 async def _read_body(request: Request) -> bytes:

@@ -47,7 +47,7 @@ class RequestRun:
         self.finish: Finish | None = None
         self._pages, self._on_close = pages, on_close
         self._splice = Splice()
-        self._inbox: asyncio.Queue[Item] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Item | None] = asyncio.Queue()  # None: time to look again
         self._prefill: Leg | None = None
         self._relay: Leg | None = None
         self._main: Leg | None = None
@@ -94,10 +94,11 @@ class RequestRun:
             finally:
                 self._idle = False
         wait = REVIEW_SECONDS if due is None else min(max(due - self._now(), 0.0), REVIEW_SECONDS)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                return await self._inbox.get()
-        return None
+        timer = asyncio.get_running_loop().call_later(wait, self._put, None)
+        try:
+            return await self._inbox.get()
+        finally:
+            timer.cancel()
 
     def divert(self, sink: Sink) -> None:
         """See TokenStream."""
@@ -125,7 +126,7 @@ class RequestRun:
         tokens += event.ids  # their maker is the one of those before
         return True
 
-    def _put(self, item: Item) -> None:
+    def _put(self, item: Item | None) -> None:
         self._idle = False
         self._inbox.put_nowait(item)
 

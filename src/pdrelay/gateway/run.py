@@ -33,6 +33,10 @@ from pdrelay.gateway.serve import server_config
 from pdrelay.gateway.text import load_text
 from pdrelay.gateway.workers import Worker, metrics_of_all, shared_socket
 
+COLLECT_AFTER = 10_000, 20, 20
+"""Objects, then collections of the younger generation, after which garbage is collected: a request makes a thousand
+objects and hardly any cycle."""
+
 
 @asynccontextmanager
 async def coordinator(deployment: Deployment, registry: CollectorRegistry | None = None) -> AsyncIterator[Coordinator]:
@@ -85,6 +89,7 @@ def _give_memory_back() -> None:
     """Reading a tokenizer takes far more memory than keeping it, which glibc would hold on to."""
     gc.collect()
     gc.freeze()  # what is there now stays: no collection need look at it
+    gc.set_threshold(*COLLECT_AFTER)
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

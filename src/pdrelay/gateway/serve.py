@@ -26,6 +26,7 @@ def server_config(app: ASGIApp, host: str, port: int) -> uvicorn.Config:
         lifespan="off",
         access_log=False,
         log_config=None,
+        proxy_headers=False,  # nothing here depends on who or where the client is
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=10,

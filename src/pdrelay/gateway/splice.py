@@ -20,6 +20,7 @@ class Splice:
         self.tokens: list[int] = []
         self._starts: list[int] = []  # where another instance began to make tokens ...
         self._makers: list[tuple[Tier, str]] = []  # ... and which
+        self._made = dict.fromkeys(Tier, 0)  # by those before the latest
 
     @property
     def maker(self) -> str | None:
@@ -32,9 +33,11 @@ class Splice:
 
     def made_by(self, tier: Tier) -> int:
         """Tokens that engines of `tier` made."""
-        ends = [*self._starts, len(self.tokens)][1:]
-        rows = zip(self._starts, ends, self._makers, strict=True)
-        return sum(end - start for start, end, (maker, _) in rows if maker is tier)
+        return self._made[tier] + (self._latest if self._makers and self._makers[-1][0] is tier else 0)
+
+    @property
+    def _latest(self) -> int:
+        return len(self.tokens) - self._starts[-1]
 
     def accept(
         self,
@@ -60,6 +63,8 @@ class Splice:
         if not fresh:
             return None
         if not self._makers or self._makers[-1] != (tier, instance):
+            if self._makers:
+                self._made[self._makers[-1][0]] += self._latest
             self._starts.append(start)
             self._makers.append((tier, instance))
         self.tokens += fresh
