@@ -49,6 +49,7 @@ def test_a_newcomers_first_minute(pdrelay):
     down = pdrelay("down")
     assert down.stdout == "stopped line, host-a, host-b, p-0, rld-0, md-0, gateway\n"
     assert not processes.marked(pdrelay.run.path)
+    assert pdrelay("down").returncode == 0, "down twice"
     again = pdrelay("up", "--emulated", "--port", port, "--wan-codec", "zstd", "--json")
     assert again.returncode == 0, "every port and socket is free again"
     same = json.loads(pdrelay("chat", "--once", "word " * 200, "--max-tokens", "60", "--json").stdout)["pdrelay"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -84,11 +83,19 @@ async def test_an_error_ends_its_own_sequence_only() -> None:
     assert fine is None
 
 
-async def test_scaled_clock_keeps_its_rate() -> None:
-    clock, start = ScaledClock(0.1), time.perf_counter()
+async def test_scaled_clock_keeps_its_rate_however_long_the_loop_oversleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    async def oversleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds + 0.002
+
+    monkeypatch.setattr("pdrelay.engine.emulated.steps.time.perf_counter", lambda: now)
+    monkeypatch.setattr("pdrelay.engine.emulated.steps.asyncio.sleep", oversleep)
+    clock = ScaledClock(0.1)
     for _ in range(100):
         await clock.sleep(0.03)
-    assert 0.28 < time.perf_counter() - start < 0.6
+    assert now == pytest.approx(100 * 0.003, abs=0.003)
 
 
 async def test_admission_is_first_come_first_served() -> None:

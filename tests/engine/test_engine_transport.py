@@ -188,10 +188,13 @@ async def test_abort_ends_events_and_frees(engine: Engine, eventually) -> None:
 
 async def test_abort_releases_a_waiting_consumer(engine: Engine) -> None:
     session = engine.open(request())
-    waiting = asyncio.create_task(collect(session))
-    await asyncio.sleep(0.05)
+    events = session.events()
+    assert isinstance(await anext(events), Opened)
+    waiting = asyncio.create_task(anext(events, None))
+    await asyncio.sleep(0)  # it has begun to wait
     session.abort()
-    assert [type(event) for event in await waiting] == [Opened]
+    async with asyncio.timeout(10):
+        assert await waiting is None
 
 
 async def test_lost_connection_raises_in_every_session(serve, tls, eventually) -> None:

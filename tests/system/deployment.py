@@ -40,6 +40,7 @@ class Deployment:
 
     def __init__(self, run_dir: Path, port: int) -> None:
         self.run_dir, self.port, self.url = run_dir, port, f"http://127.0.0.1:{port}"
+        self.http = plain_client(timeout=30)
         self._revived: dict[str, subprocess.Popen] = {}
 
     def status(self) -> dict:
@@ -97,7 +98,7 @@ class Deployment:
 
     def healthy(self) -> bool:
         """Whether every instance is healthy."""
-        return all(row["healthy"] for row in httpx.get(f"{self.url}/health").json())
+        return all(row["healthy"] for row in self.http.get(f"{self.url}/health").json())
 
     def complete(self, prompt: str | list[int], max_tokens: int = 32, **options) -> Answer:
         """Streams one completion to its end."""
@@ -111,30 +112,31 @@ class Deployment:
     def stream(
         self, prompt, max_tokens=32, *, extension=None, timeout_seconds=180, **options
     ) -> Iterator[Iterator[tuple[float, dict]]]:
-        body = {"model": self.model(), "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         body |= {"ignore_eos": True, "pdrelay": {"trace": True, **(extension or {})}} | options
         started = time.monotonic()
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=timeout_seconds) as response:
+        with self.http.stream("POST", f"{self.url}/v1/completions", json=body, timeout=timeout_seconds) as response:
             if response.status_code != 200:
                 response.read()
                 yield iter([(0.0, response.json())])
                 return
             yield ((time.monotonic() - started, chunk) for chunk in events(response))
 
+    @functools.cached_property
     def model(self) -> str:
-        return httpx.get(f"{self.url}/v1/models").json()["data"][0]["id"]
+        return self.http.get(f"{self.url}/v1/models").json()["data"][0]["id"]
 
     def held(self) -> dict[str, float]:
         """What depots hold for requests; must return to its start when they have ended."""
         held = {}
-        for address in self._depot_metrics():
-            rows = httpx.get(f"http://{address}/metrics").text.splitlines()
+        for address in self._depot_metrics:
+            rows = self.http.get(f"http://{address}/metrics").text.splitlines()
             held |= {sample: float(value) for sample, _, value in (row.rpartition(" ") for row in rows)
                      if sample.startswith(HELD)}  # fmt: skip
         assert len(held) == 2 * len(HELD), f"counters are missing: {sorted(held)}"
         return held
 
-    @functools.cache  # noqa: B019 - a deployment lives as long as its test module
+    @functools.cached_property
     def _depot_metrics(self) -> list[str]:
         return [part["metrics"] for part in self.parts() if part["kind"] == "depot"]
 
@@ -198,9 +200,19 @@ def _up(run_dir: Path, port: int, *options: str) -> Iterator[Deployment]:
         pdrelay("up", "--run-dir", str(run_dir), *options, timeout=400)
         yield deployment
     finally:
+        deployment.http.close()
         deployment.end_revived()
         pdrelay("down", "--run-dir", str(run_dir))
     assert not leftovers(run_dir), "down left processes behind"
+
+
+def plain_client(url: str = "", timeout: float = 300) -> httpx.Client:
+    """A client of plain HTTP with a connection for each request, as different users have.
+
+    `httpx.get` and its like load all certificate authorities each time, 30 ms of CPU, also where there is no TLS.
+    """
+    limits = httpx.Limits(max_keepalive_connections=0, max_connections=None)
+    return httpx.Client(base_url=url, verify=False, trust_env=False, timeout=timeout, limits=limits)
 
 
 def free_port() -> int:

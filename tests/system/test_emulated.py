@@ -7,17 +7,17 @@ different paths means that nothing was lost, doubled or mixed up.
 from __future__ import annotations
 
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
-from deployment import Deployment, pdrelay, running, take, wait_until
+from deployment import Answer, Deployment, pdrelay, running, take, wait_until
+
+OPTIONS = ("--emulated", "--wan-rate", "200mbit", "--wan-rtt", "10ms")
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
-    with running(tmp_path_factory.mktemp("run"), "--emulated", "--wan-rate", "200mbit", "--wan-rtt", "10ms") as up:
+    with running(tmp_path_factory.mktemp("run"), *OPTIONS) as up:
         yield up
 
 
@@ -32,21 +32,21 @@ def prompt(seed: int, length: int) -> list[int]:
 @pytest.mark.parametrize("mode", ["one_shot", "catch_up"])
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 200, 1000])
 def test_every_path_gives_the_same_tokens(deployment: Deployment, length, mode):
-    ids = prompt(length, length)
-    relayed = [
-        deployment.complete(ids, 40, extension=relayed_to(k, mode), cache_salt=f"{mode}-{length}-{k}")
-        for k in (1, 2, 17, 39)
-    ]
-    for answer, k in zip(relayed, (1, 2, 17, 39), strict=True):
+    ids, seams = prompt(length, length), (1, 2, 17, 39)
+    forced = [*(relayed_to(k, mode) for k in seams), *[{"pipeline": "p_md"}] * len(seams)]
+
+    def ask(number: int) -> Answer:
+        return deployment.complete(ids, 40, extension=forced[number], cache_salt=f"{mode}-{length}-{number}")
+
+    with ThreadPoolExecutor(len(forced)) as pool:
+        answers = list(pool.map(ask, range(len(forced))))
+    for answer, k in zip(answers, seams, strict=False):
         assert answer.error is None
         assert (answer.trace["handoff_index"], answer.trace["handoff_mode"]) == (k, mode)
         assert answer.indices == sorted(set(answer.indices))
         assert len(answer.ids) == 40
         assert answer.trace["relay_tokens"] == k - 1
-    direct = [
-        deployment.complete(ids, 40, extension={"pipeline": "p_md"}, cache_salt=f"{length}-{k}") for k in (1, 2, 17, 39)
-    ]
-    assert [answer.ids for answer in relayed] == [answer.ids for answer in direct]
+    assert [answer.ids for answer in answers] == [answers[0].ids] * len(forced)
 
 
 def test_a_cold_request_is_relayed_and_the_next_turn_is_not(deployment: Deployment):
@@ -84,12 +84,20 @@ def test_a_client_that_goes_away_frees_everything(deployment: Deployment, after)
         for _ in range(after):
             next(chunks)
     _nothing_held(deployment, before)
-    health = httpx.get(f"{deployment.url}/health")
+    health = deployment.http.get(f"{deployment.url}/health")
     assert health.status_code == 200
 
 
 def _nothing_held(deployment, before):
     wait_until(lambda: deployment.held() == before, 10, "leases, reservations and transfers to end")
+
+
+def test_a_second_up_changes_nothing(deployment: Deployment):
+    before = deployment.parts()
+    place = ("--run-dir", str(deployment.run_dir), "--port", str(deployment.port), "--debug")
+    again = pdrelay("up", *OPTIONS, *place)
+    assert "already" in again.stdout + again.stderr
+    assert deployment.parts() == before
 
 
 def test_what_is_down_is_said_and_what_can_go_on_goes_on(tmp_path):
@@ -104,19 +112,17 @@ def test_what_is_down_is_said_and_what_can_go_on_goes_on(tmp_path):
         assert answer.indices == sorted(set(answer.indices))
         assert set(answer.tiers) == {"prefill", "relay"}
         wait_until(lambda: not up.healthy(), 10, "the gateway to notice")
-        assert httpx.get(f"{up.url}/health").status_code == 200
+        assert up.http.get(f"{up.url}/health").status_code == 200
         assert set(up.complete(prompt(2, 300), 20).tiers) == {"prefill", "relay"}
         up.kill("rld-0")
         refused = wait_until(lambda: _refusal(up), 10, "the gateway to notice")
         assert all(f"{part} (dc-" in refused["message"] for part in ("md-0", "rld-0"))
         assert "down" in refused["message"]
-        assert httpx.get(f"{up.url}/health").status_code == 503
+        assert up.http.get(f"{up.url}/health").status_code == 503
         assert up.part("md-0")["condition"] == "exited"
 
 
 def _answer(stamped):
-    from deployment import Answer
-
     answer = Answer()
     for chunk in stamped:
         take(answer, chunk)
@@ -124,22 +130,7 @@ def _answer(stamped):
 
 
 def _refusal(up):
-    response = httpx.post(
-        f"{up.url}/v1/completions", json={"model": up.model(), "prompt": [1000, 1001], "max_tokens": 2}
+    response = up.http.post(
+        f"{up.url}/v1/completions", json={"model": up.model, "prompt": [1000, 1001], "max_tokens": 2}
     )
     return response.json()["error"] if response.status_code == 503 else None
-
-
-def test_up_twice_and_down_twice(tmp_path):
-    run_dir = tmp_path / "run"
-    with running(run_dir, "--emulated") as up:
-        again = pdrelay("up", "--emulated", "--run-dir", str(run_dir), "--port", str(up.port), "--debug")
-        assert "already" in again.stdout + again.stderr
-    assert pdrelay("down", "--run-dir", str(run_dir)).returncode == 0
-
-
-def test_emulated_deployment_starts_in_seconds(tmp_path):
-    started = time.monotonic()
-    with running(tmp_path / "run", "--emulated"):
-        took = time.monotonic() - started
-    print(f"\nup --emulated took {took:.1f} s")

@@ -103,7 +103,7 @@ def noticed(deployment: Deployment, part: str, named: str) -> bool:
     """Whether /health and the next request show that a part is down: a relay serves without main decode."""
     if part == "host-a":
         return refused(deployment, named)
-    if deployment.healthy() or named not in httpx.get(f"{deployment.url}/health").text:
+    if deployment.healthy() or named not in deployment.http.get(f"{deployment.url}/health").text:
         return False
     answer = Request(deployment, prompt(next(_salts), 300), 20).result()
     assert answer.error is None
@@ -165,7 +165,7 @@ def test_after_a_cut_of_the_line_main_decode_takes_over_all_the_same(deployment:
     with returns_to_its_start(deployment):
         request = Request(deployment, prompt(("cut", pipeline), 1500), 160, {"pipeline": pipeline})
         wait_until(lambda: request.is_past("token 0"), 10, "token 0")
-        assert httpx.post(f"{admin}/cut").status_code == 200
+        assert deployment.http.post(f"{admin}/cut").status_code == 200
         answer = request.result()
         assert answer.error is None
         assert (answer.tiers[1], answer.tiers[-1]) == ("relay", "main")
@@ -190,7 +190,7 @@ def test_clients_and_faults_at_random(deployment: Deployment):
         before = _descriptors(deployment)
         while time.monotonic() < deadline - 3:
             _fault(deployment, admin, rng)
-        httpx.post(f"{admin}/rate?value=20mbit")
+        deployment.http.post(f"{admin}/rate?value=20mbit")
         assert sum(client.result(40) for client in clients) > 16
     wait_until(lambda: all(n <= before[part] + 8 for part, n in _descriptors(deployment).items()), 10, "descriptors")
 
@@ -217,8 +217,8 @@ def _client(deployment: Deployment, seed: int, deadline: float) -> int:
 def _fault(deployment: Deployment, admin: str, rng: random.Random) -> None:
     part = rng.choice(["host-a", "host-b", "p-0", "rld-0", "md-0", "line"])
     faults: list[Callable[[], object]] = [
-        lambda: httpx.post(f"{admin}/cut"),
-        lambda: httpx.post(f"{admin}/rate?value={rng.choice(['2mbit', '200mbit'])}"),
+        lambda: deployment.http.post(f"{admin}/cut"),
+        lambda: deployment.http.post(f"{admin}/rate?value={rng.choice(['2mbit', '200mbit'])}"),
         lambda: _pause(deployment, part, rng.uniform(0.1, 0.5)),
     ]
     rng.choice(faults)()

@@ -175,7 +175,7 @@ def test_the_official_client(trio):
 
 
 def test_curl(trio):
-    body = json.dumps({"model": trio.model(), "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8})
+    body = json.dumps({"model": trio.model, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8})
     output = subprocess.run(
         ["curl", "-sS", f"{trio.url}/v1/chat/completions", "-H", "content-type: application/json", "-d", body],
         capture_output=True, text=True, timeout=60, check=True,
@@ -194,7 +194,7 @@ def test_curl(trio):
     ],
 )
 def test_bad_input(trio, change, status, fragment):
-    body = {"model": trio.model(), "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4} | change
+    body = {"model": trio.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4} | change
     response = httpx.post(f"{trio.url}/v1/chat/completions", json=body, timeout=30)
     assert response.status_code == status
     assert fragment in response.json()["error"]["message"]
