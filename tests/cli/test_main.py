@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import click
 import pytest
@@ -22,9 +21,7 @@ def invoke(*arguments):
 def test_help_lists_every_command_and_imports_none():
     script = "import sys\nfrom pdrelay.cli.main import main\nmain(['--help'], standalone_mode=False)\n"
     script += "print([m for m in sys.modules if m.partition('.')[0] in ('rich', 'httpx', 'msgspec', 'cryptography')])"
-    start = time.monotonic()
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert time.monotonic() - start < 2  # 0.1 s on an idle machine
     assert all(f"  {name} " in result.stdout for name in COMMANDS)
     assert result.stdout.endswith("[]\n")
 

@@ -132,7 +132,7 @@ async def test_a_client_that_leaves_frees_everything(text: Text, name: str) -> N
         assert not deployment.idle()
         scene.client.leave()
         await whole.eventually(deployment.idle, FREED_WITHIN)
-        await asyncio.wait_for(scene.client.task, 1)
+        await asyncio.wait_for(scene.client.task, 5)
 
 
 async def test_a_client_that_leaves_while_its_prompt_is_tokenised(text: Text) -> None:
