@@ -166,9 +166,8 @@ class PlainReader:
 
     def read_into(self, view: memoryview) -> None:
         """See Reader."""
-        at, size = 0, len(view)
-        while at < size:
-            at += _progress(self.sock.recv_into(view[at:], size - at, socket.MSG_WAITALL))
+        while len(view):
+            view = view[_progress(self.sock.recv_into(view, 0, socket.MSG_WAITALL)) :]
 
 
 def _progress(got: int | bytes) -> int:

@@ -10,8 +10,14 @@ from __future__ import annotations
 from pdrelay.depot.line_estimate import LineEstimate
 
 MIN_BATCH, MAX_BATCH = 16 << 10, 4 << 20
+LARGE_BATCH = 16 << 20
+"""At most, where much is ready to be sent: a batch costs both event loops about as much whatever its size."""
+
 BATCH_SECONDS = 0.02
 """A batch occupies its share of the line for about so long: what comes up meanwhile waits no longer."""
+
+SPREAD = 2
+"""What is ready makes at least so many large batches for each connection: all have work until the end."""
 
 QUEUE_SECONDS = 0.06
 RTT_GAIN = 1.25
@@ -34,9 +40,17 @@ class FlowControl:
 
     @property
     def batch_bytes(self) -> int:
-        """Size of the next batch."""
-        share = min(self.estimate.rate * BATCH_SECONDS, self._known / 2) / self._connections
-        return int(min(max(share, MIN_BATCH), MAX_BATCH))
+        """Size of the next batch, of whatever transfers."""
+        return int(min(max(self._share, MIN_BATCH), MAX_BATCH))
+
+    def large_batch_bytes(self, ready: int) -> int:
+        """Size of the next batch, of a transfer of which `ready` bytes could be sent now."""
+        return max(self.batch_bytes, int(min(self._share, LARGE_BATCH, ready / (SPREAD * self._connections))))
+
+    @property
+    def _share(self) -> float:
+        """Bytes that keep a connection busy for a batch's time."""
+        return min(self.estimate.rate * BATCH_SECONDS, self._known / 2) / self._connections
 
     @property
     def window(self) -> int:

@@ -32,7 +32,7 @@ class LineEstimate:
         self._kernel_rtt = 0.0  # the shortest that TCP saw; 0 when not known
         self._rtts: deque[tuple[float, float]] = deque()
         self._acks: deque[tuple[float, int]] = deque()  # when, and how much in all
-        self._samples: deque[tuple[float, float]] = deque()
+        self._samples: deque[tuple[float, float]] = deque()  # those that no later one is above: rates fall
         self._acked = 0
         self._full_since: float | None = None  # something waits for room since then
 
@@ -107,10 +107,16 @@ class LineEstimate:
         rate = (self._acked - before) / seconds
         hold = max(HOLD_SECONDS, 4 * self.rtt)
         if limited is not None and limited <= start:
-            self._samples.append((now, rate))
+            self._keep(now, rate)
             while self._samples[0][0] < now - hold:
                 self._samples.popleft()
-            self._measured = max(rate for _, rate in self._samples)
+            self._measured = self._samples[0][1]
         elif rate > self.rate:
             self._measured = rate
-            self._samples.append((now, rate))
+            self._keep(now, rate)
+
+    def _keep(self, now: float, rate: float) -> None:
+        """Adds a sample; earlier ones that are not above it can be the largest no more."""
+        while self._samples and self._samples[-1][1] <= rate:
+            self._samples.pop()
+        self._samples.append((now, rate))

@@ -122,17 +122,18 @@ class DepotLink:
             if (wait := self._flow.wait(now)) > 0:
                 self._wake_in(wait)
                 return
-            batch = self._hub.senders.next_batch(self._route.depot, self._batch_bytes, now, self._lanes.room)
+            usual = int(self._flow.batch_bytes * self._encoder.ratio)
+            batch = self._hub.senders.next_batch(self._route.depot, usual, now, self._lanes.room, self._large_batch)
             if batch is None:
                 self._note_full(now)
                 return
             self._flow.sent(batch.header.batch, int(batch.payload / self._encoder.ratio), now)
             self._lanes.put(batch)
 
-    @property
-    def _batch_bytes(self) -> int:
-        """Payload of the next batch. The line carries fewer bytes with a codec."""
-        return int(self._flow.batch_bytes * self._encoder.ratio)
+    def _large_batch(self, ready: int) -> int:
+        """Payload of the next batch, when so much is ready. The line carries fewer bytes with a codec."""
+        ratio = self._encoder.ratio
+        return int(self._flow.large_batch_bytes(int(ready / ratio)) * ratio)
 
     def _note_full(self, now: float) -> None:
         """The line is what limits us only as long as something is left over."""

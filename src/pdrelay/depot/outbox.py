@@ -135,6 +135,11 @@ class FlyingBatch(NamedTuple):
         return sum(self.wire) + self.header.padding
 
 
+SCRAP = 4
+"""The last quarter of a batch that holds whole pages stays empty rather than that a page is cut for it: each run costs
+both ends as much, whatever its size."""
+
+
 class Outbox:
     """Cuts wanted pages into batches."""
 
@@ -159,7 +164,7 @@ class Outbox:
         if wanted.missing < 0:
             wanted.missing &= (1 << page.layout.parts) - 1
         sending.measure(wanted, page.layout.part_bytes)
-        if not page.dropped and wanted.missing & ~wanted.flying & page.have:
+        if not page.dropped and _ready(page, wanted):
             sending.ready[page.name] = None
 
     def _give_back(self, sending: Sending, name: bytes, grant: int) -> None:
@@ -167,6 +172,15 @@ class Outbox:
         sending.forget(name)
         assert sending.transfer.to is not None
         self.spent.setdefault(sending.transfer.to, []).append(grant)
+
+    def ready_bytes(self, sending: Sending) -> int:
+        """About so much of it can be sent now: of each ready page as much as of the last, which nothing has begun."""
+        name = next(reversed(sending.ready), None)
+        page = self._index.get(name) if name is not None else None
+        if page is None:
+            return 0
+        ready = _ready(page, sending.wanted[page.name])
+        return len(sending.ready) * ready.bit_count() * page.layout.part_bytes
 
     def next_batch(self, sendings: Sequence[Sending], max_bytes: int, urgency: int) -> FlyingBatch | None:
         """About `max_bytes` of what is ready, the first of `sendings` first; None when there is nothing.
@@ -177,7 +191,11 @@ class Outbox:
         room = max_bytes
         for sending in sendings:
             while room > 0 and sending.ready:
-                room -= self._take(sending, next(iter(sending.ready)), room, runs)
+                name = next(iter(sending.ready))
+                taken = self._take(sending, name, room, max_bytes, runs)
+                if not taken and name in sending.ready:
+                    break
+                room -= taken
         if not runs:
             return None
         self._batches += 1
@@ -220,16 +238,18 @@ class Outbox:
                 wanted.flying &= ~run.bits
                 yield run, wanted
 
-    def _take(self, sending: Sending, name: bytes, room: int, runs: list[FlyingRun]) -> int:
-        """Adds what is ready of one page, about `room` bytes of it; the bytes taken."""
+    def _take(self, sending: Sending, name: bytes, room: int, most: int, runs: list[FlyingRun]) -> int:
+        """Adds what is ready of one page, about `room` bytes of it, to a batch of `most` bytes; the bytes taken."""
         page, wanted = self._index.get(name), sending.wanted[name]
         assert page is not None, "INV-DEPOT-5: what is ready to send is in the arena"
-        taken = 0
-        ready = wanted.missing & ~wanted.flying & page.have
+        taken, scrap = 0, most // SCRAP if page.layout.page_bytes <= most else 0
+        ready = _ready(page, wanted)
         while ready and taken < room:
             first = (ready & -ready).bit_length() - 1
             length = (~(ready >> first) & (ready >> first) + 1).bit_length() - 1
             count = min(length, max(1, (room - taken) // page.layout.part_bytes))
+            if count < length and runs and room - taken <= scrap:
+                break
             run = FlyingRun(sending, page, wanted, page.epoch, first, count)
             self._index.hold(page)
             runs.append(run)
@@ -239,6 +259,11 @@ class Outbox:
         if not ready:
             del sending.ready[name]
         return taken
+
+
+def _ready(page: Page, wanted: Wanted) -> int:
+    """Bitmap of the parts to send."""
+    return wanted.missing & ~wanted.flying & page.have
 
 
 def _described(run: FlyingRun) -> link.Run:

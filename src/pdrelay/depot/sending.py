@@ -32,9 +32,16 @@ IDLE_SECONDS = 60.0
 Fits = Callable[[str, int], bool]
 """Whether a batch of a transfer, of an urgency, may be put now."""
 
+LargeBatch = Callable[[int], int]
+"""Size of a batch of a transfer of which so many bytes are ready."""
+
 
 def _fit_always(*_: object) -> bool:
     return True
+
+
+def _never_large(_: int) -> int:
+    return 0
 
 
 class Senders:
@@ -281,8 +288,13 @@ class Senders:
 
     # Bulk
 
-    def next_batch(self, to: str, max_bytes: int, now: float, fits: Fits = _fit_always) -> FlyingBatch | None:
-        """What shall be sent next to `to`, None when there is nothing for which there is room. Its pages are held."""
+    def next_batch(
+        self, to: str, max_bytes: int, now: float, fits: Fits = _fit_always, large: LargeBatch = _never_large
+    ) -> FlyingBatch | None:
+        """What shall be sent next to `to`, None when there is nothing for which there is room. Its pages are held.
+
+        About `max_bytes`, and as many as `large` says for the transfer whose turn it is.
+        """
         peer = self.peers[to]
         waiting = [sending for sending in self._live.values() if sending.ready and sending.transfer.to == to]
         for at, first in enumerate(ordered := peer.schedule.order(waiting, now, peer.rate)):
@@ -290,7 +302,8 @@ class Senders:
             if fits(first.transfer.xfer, urgency):
                 # Others fill up the batch only if it serves them as soon.
                 alike = [other for other in ordered[at:] if _urgency(other, max_bytes) == urgency]
-                batch = self.outbox.next_batch(alike[:1] if peer.schedule.single else alike, max_bytes, urgency)
+                size = max(max_bytes, large(self.outbox.ready_bytes(first)))
+                batch = self.outbox.next_batch(alike[:1] if peer.schedule.single else alike, size, urgency)
                 if batch is not None:  # else its pages were produced anew meanwhile
                     peer.schedule.served(first, batch.payload)
                     return batch

@@ -65,8 +65,9 @@ class Lane:
 
     def load(self, urgency: int) -> int:
         """Batches that one of this urgency would wait for. Less urgent ones are overtaken, unless they have begun."""
-        begun = 1 if self.unwritten else 0
-        return max(begun, sum(batch.urgency <= urgency for batch in self.unwritten.values()))
+        if not self.unwritten:
+            return 0
+        return max(1, sum([batch.urgency <= urgency for batch in self.unwritten.values()]))
 
     def look(self, info: TcpInfo) -> int:
         """Looks in a row that found nothing left to send or to arrive, and no acknowledgement of it."""
