@@ -12,6 +12,7 @@ from pdrelay.cluster import config
 from pdrelay.cluster.ports import free_addresses, require_free
 from pdrelay.cluster.topology import Role
 from pdrelay.errors import ConfigError
+from pdrelay.gateway.protocol import ChatRequest, Message
 from pdrelay.gateway.text import load_text
 from pdrelay.perf import profile
 from pdrelay.wan.serve import routes, settings
@@ -82,4 +83,4 @@ def test_the_demo_tokenizer_round_trips_and_its_profile_fits(tmp_path):
     vocabulary = profile.load(tmp_path / demo_tokenizer.PROFILE).vocabulary
     assert vocabulary.last < text.vocab_size == text.backend.get_vocab_size()
     assert vocabulary.eos == text.defaults.eos
-    assert "user\nhi<|im_end|>" in text._apply([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    assert "user\nhi<|im_end|>" in text.render(ChatRequest(messages=[Message(role="user", content="hi")]))

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pdrelay.gateway.app import build_app
 from pdrelay.gateway.text import Text, load_text
+from pdrelay.gateway.tokenizer_data import TokenizerData, read_tokenizer
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "Hello world, hello there!", "naïve café — 你好 😀 👩‍🚀"]
 TEMPLATE = (
@@ -46,8 +47,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def text(model_dir: Path) -> Text:
-    return load_text(model_dir)
+def tokenizer(model_dir: Path) -> TokenizerData:
+    return read_tokenizer(model_dir)
+
+
+@pytest.fixture(scope="session")
+def text(model_dir: Path, tokenizer: TokenizerData) -> Text:
+    return load_text(model_dir, tokenizer=tokenizer)
 
 
 @pytest.fixture

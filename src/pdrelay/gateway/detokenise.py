@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from pdrelay.gateway.text import REPLACEMENT, WholeToken
+from pdrelay.gateway.text import REPLACEMENT
+
+_unquoted = msgspec.json.Decoder(str).decode
 
 PRIMER_TOKENS = 8  # of the prompt's end: they decide how the first output token is written
 MAX_PENDING = 256  # bounds the work on an endless run of broken characters
@@ -27,9 +30,9 @@ class Detokeniser:
         prompt: Sequence[int],
         *,
         skip_special_tokens: bool = True,
-        whole: Callable[[int], WholeToken | None] = lambda _: None,
+        whole: Callable[[int], bytes | None] = lambda _: None,
     ) -> None:
-        """`whole` knows the text of tokens that read the same whatever stands before them."""
+        """`whole` knows the text, as JSON, of tokens that read the same whatever stands before them."""
         self._tokenizer, self._skip, self._whole = tokenizer, skip_special_tokens, whole
         self._stale = False  # the stream does not know the latest tokens
         self._context: list[int] = []  # what was written last; the stream compares with it
@@ -43,15 +46,15 @@ class Detokeniser:
         if self._pending or (found := self._whole(token)) is None:
             return None
         self._stale = True
-        return found.quoted
+        return found
 
     def push(self, ids: list[int]) -> str:
         """The text that `ids` complete."""
         if not self._pending:
-            texts = [found.text for token in ids if (found := self._whole(token)) is not None]
-            if len(texts) == len(ids):
+            quoted = [found for token in ids if (found := self._whole(token)) is not None]
+            if len(quoted) == len(ids):
                 self._stale = True
-                return "".join(texts)
+                return "".join(map(_unquoted, quoted))
         if self._stale:
             self._restart([])  # what stood before does not matter with such a tokenizer
         self._pending += ids

@@ -30,7 +30,7 @@ from pdrelay.gateway.base import ServingConnector
 from pdrelay.gateway.coordinator import Coordinator
 from pdrelay.gateway.metrics import Metrics
 from pdrelay.gateway.serve import server_config
-from pdrelay.gateway.text import load_text
+from pdrelay.gateway.text import Text
 from pdrelay.gateway.workers import Worker, metrics_of_all, shared_socket
 
 COLLECT_AFTER = 10_000, 20, 20
@@ -60,10 +60,9 @@ async def coordinator(deployment: Deployment, registry: CollectorRegistry | None
         await running.aclose()
 
 
-async def serve(deployment: Deployment, worker: Worker | None = None) -> None:
+async def serve(deployment: Deployment, text: Text, worker: Worker | None = None) -> None:
     """Runs the gateway until SIGTERM or SIGINT; as `worker` beside others on the same address."""
     host, port = parse_address(deployment.gateway.listen)
-    text = load_text(Path(deployment.model.path), deployment.model.chat_template)
     _give_memory_back()
     metrics = Metrics()
     _watch_certificate(deployment, metrics.registry)

@@ -1,23 +1,20 @@
-"""The model's tokenizer and chat template, through transformers without torch."""
+"""The model's tokenizer and chat template."""
 
 from __future__ import annotations
 
 import functools
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import jinja2
 import msgspec
 from tokenizers import Tokenizer, decoders
 
 from pdrelay.errors import ConfigError, RequestError
+from pdrelay.gateway.chat_template import ChatTemplate, Turn
 from pdrelay.gateway.defaults import Defaults, load_defaults, load_vocab_size
 from pdrelay.gateway.protocol import ChatRequest, Message
+from pdrelay.gateway.tokenizer_data import TokenizerData, read_tokenizer
 
 REPLACEMENT = "\ufffd"
 """Stands for bytes that are no whole character."""
@@ -25,40 +22,37 @@ REPLACEMENT = "\ufffd"
 PIECES = 1 << 16
 """Spelled tokens that are remembered."""
 
-RESERVED = frozenset({"conversation", "messages", "chat_template", "tools", "documents", "add_generation_prompt",
-                      "continue_final_message", "tokenize", "return_dict", "return_tensors", "padding", "truncation",
-                      "max_length", "tokenizer_kwargs", "return_assistant_tokens_mask"})  # fmt: skip
+CLEAN_UP = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s",
+            " 've": "'ve", " 're": "'re"}  # fmt: skip
+"""What tokenizers that split off punctuation put where, in this order, as in transformers."""
 
-
-class WholeToken(NamedTuple):
-    """A token of whole characters, which reads the same whatever stands before it."""
-
-    text: str
-    quoted: bytes  # as JSON
+RESERVED = frozenset({"conversation", "conversations", "messages", "chat_template", "tools", "documents",
+                      "add_generation_prompt", "continue_final_message", "tokenize", "return_dict", "return_tensors",
+                      "padding", "truncation", "max_length", "tokenizer_kwargs",
+                      "return_assistant_tokens_mask"})  # fmt: skip
 
 
 class Text:
     """All that the front end knows of the model: text to token ids, the chat template, sampling defaults."""
 
-    def __init__(self, tokenizer: Any, defaults: Defaults, vocab_size: int) -> None:
-        """`tokenizer` is a fast tokenizer of transformers."""
-        self._tokenizer, self.defaults, self.vocab_size = tokenizer, defaults, vocab_size
-        self.backend: Tokenizer = tokenizer.backend_tokenizer
+    def __init__(self, tokenizer: TokenizerData, defaults: Defaults, vocab_size: int) -> None:
+        self.defaults, self.vocab_size, self.max_token_chars = defaults, vocab_size, tokenizer.max_token_chars
+        self.backend: Tokenizer = Tokenizer.from_buffer(tokenizer.backend)
+        self.backend.encode_special_tokens = tokenizer.encode_special_tokens
         # Settings stored in tokenizer.json would cut or pad prompts.
         self.backend.no_truncation()
         self.backend.no_padding()
-        template = tokenizer.chat_template
-        self._template = template if isinstance(template, str) else None
-        self._takes_parts = self._template is not None and self._renders_parts()
-        self._space = _leading_space(self.backend)
+        source = tokenizer.chat_template
+        self._template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+        self._takes_parts = self._template is not None and _renders_parts(self._template)
+        self._space, self._cleans_up = tokenizer.leading_space, tokenizer.cleans_up
         self.piece = functools.lru_cache(PIECES)(self._piece)
         self._special = frozenset(self.backend.get_added_tokens_decoder())
         # Byte-level decoders only join bytes: a token of whole characters has one text wherever it stands.
         byte_level = isinstance(self.backend.decoder, decoders.ByteLevel)
-        self.whole: Callable[[int], WholeToken | None] = (
+        self.whole: Callable[[int], bytes | None] = (
             functools.lru_cache(None)(self._whole) if byte_level else lambda _: None
         )
-        self.max_token_chars = max(map(len, self.backend.get_vocab()), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Safe in any thread: unlike transformers' call it does not change the tokenizer."""
@@ -66,15 +60,17 @@ class Text:
 
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`, special tokens included."""
-        text: str = self._tokenizer.decode(ids)
+        text: str = self.backend.decode(ids, skip_special_tokens=False)
+        for found, clean in CLEAN_UP.items() if self._cleans_up else ():
+            text = text.replace(found, clean)
         return text
 
-    def _whole(self, token: int) -> WholeToken | None:
-        """What a token of whole characters reads; None for all others and for added ones."""
+    def _whole(self, token: int) -> bytes | None:
+        """What a token of whole characters reads, as JSON; None for all others and for added ones."""
         if token in self._special:
             return None
         text: str = self.backend.decode([token], skip_special_tokens=False)
-        return WholeToken(text, msgspec.json.encode(text)) if text and REPLACEMENT not in text else None
+        return msgspec.json.encode(text) if text and REPLACEMENT not in text else None
 
     def _piece(self, token: int) -> str:
         """The text of one token by itself."""
@@ -93,7 +89,7 @@ class Text:
         if clash := sorted(RESERVED & request.chat_template_kwargs.keys()):
             raise RequestError(f"chat_template_kwargs must not contain {clash[0]!r}.", param="chat_template_kwargs")
         try:
-            return self._apply(
+            return self._template.render(
                 [self._turn(message) for message in request.messages],
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
@@ -104,15 +100,10 @@ class Text:
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
 
-    def _apply(self, conversation: list[dict[str, object]], **options: object) -> str:
-        rendered = self._tokenizer.apply_chat_template(conversation, tokenize=False, **options)
-        assert isinstance(rendered, str)
-        return rendered
-
-    def _turn(self, message: Message) -> dict[str, object]:
+    def _turn(self, message: Message) -> Turn:
         texts = [part.text for part in message.content or []] if isinstance(message.content, list) else [message.text]
         parts = [{"type": "text", "text": text} for text in texts]
-        turn: dict[str, object] = {
+        turn: Turn = {
             "role": self._role(message.role),
             "content": parts if self._takes_parts else message.text,
         }
@@ -121,69 +112,29 @@ class Text:
     def _role(self, role: str) -> str:
         """Templates that do not know the newer name of the system role would invent a role of that name."""
         assert self._template is not None
-        return "system" if role == "developer" and "developer" not in self._template else role
-
-    def _renders_parts(self) -> bool:
-        """Whether the template walks through lists of content parts, rather than taking only strings."""
-        probe = "pdrelay-probe"
-        try:
-            rendered = self._apply([{"role": "user", "content": [{"type": "text", "text": probe}]}])
-        except Exception:  # whatever a template does with what it does not expect
-            return False
-        return probe in rendered and "'type'" not in rendered and '"type"' not in rendered
+        return "system" if role == "developer" and "developer" not in self._template.source else role
 
 
-def _leading_space(backend: Tokenizer) -> str | None:
-    """The character that stands for a space in the vocabulary of tokenizers of the SentencePiece kind."""
-    steps = json.loads(backend.to_str()).get("pre_tokenizer") or {}
-    for step in steps.get("pretokenizers", [steps]):
-        if step.get("type") == "Metaspace":
-            return str(step.get("replacement", "\u2581"))
-    return None
+def _renders_parts(template: ChatTemplate) -> bool:
+    """Whether `template` walks through lists of content parts, rather than taking only strings."""
+    probe = "pdrelay-probe"
+    try:
+        rendered = template.render([{"role": "user", "content": [{"type": "text", "text": probe}]}])
+    except Exception:  # whatever a template does with what it does not expect
+        return False
+    return probe in rendered and "'type'" not in rendered and '"type"' not in rendered
 
 
-def load_text(directory: Path, chat_template: str = "") -> Text:
+def load_text(directory: Path, chat_template: str = "", tokenizer: TokenizerData | None = None) -> Text:
     """Loads tokenizer, chat template and defaults of the model in `directory`. Raises ConfigError.
 
-    `chat_template` is a file to take the template from instead.
-
-    Takes seconds and blocks. Not for a process that also runs models with transformers (see `_without_torch`).
+    `chat_template` is a file to take the template from instead, `tokenizer` what was read of the directory already.
     """
-    with _without_torch():
-        from transformers import AutoTokenizer
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{directory}: no usable tokenizer: {str(error).splitlines()[0]}") from error
+    if tokenizer is None:
+        tokenizer = read_tokenizer(directory)
     if chat_template:
         try:
-            tokenizer.chat_template = Path(chat_template).read_text()
+            tokenizer = msgspec.structs.replace(tokenizer, chat_template=Path(chat_template).read_text())
         except OSError as error:
             raise ConfigError(f"{chat_template}: cannot be read: {error.strerror}") from error
-    if not tokenizer.is_fast:
-        raise ConfigError(f"{directory}: found a tokenizer without tokenizer.json, expected a fast tokenizer")
-    return Text(tokenizer, load_defaults(directory, tokenizer.eos_token_id), load_vocab_size(directory))
-
-
-@contextmanager
-def _without_torch() -> Iterator[None]:
-    """Hides torch while transformers is first imported, and its advice to install torch.
-
-    Where torch is installed it would be loaded for nothing: seconds of start-up and hundreds of megabytes. The process
-    that loads its tokenizer here runs no models; one that imported transformers before is left as it is.
-    """
-    if "transformers" in sys.modules or sys.modules.get("torch") is not None:
-        yield
-        return
-    advice = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-    before = os.environ.get(advice)
-    os.environ[advice] = "1"
-    sys.modules["torch"] = None  # type: ignore[assignment]  # import's documented way to say: not there
-    try:
-        yield
-    finally:
-        sys.modules.pop("torch", None)
-        if before is None:
-            del os.environ[advice]
-        else:
-            os.environ[advice] = before
+    return Text(tokenizer, load_defaults(directory, tokenizer.eos), load_vocab_size(directory))
