@@ -129,6 +129,21 @@ def test_little_data_does_not_make_a_line_look_slow() -> None:
     assert estimate.rate == 1e9
 
 
+def test_of_a_line_that_becomes_slower_in_steps_each_rate_counts_for_as_long_as_it_is_the_largest() -> None:
+    estimate, now = LineEstimate(None, 0.001), 0.0
+    estimate.full(now)
+    seen = []
+    for rate, seconds in ((100e6, 1.0), (50e6, 0.4), (10e6, 1.2)):
+        for _ in range(round(seconds / 0.01)):
+            now += 0.01
+            estimate.on_ack(int(rate * 0.01), now)
+            seen.append(estimate.rate)
+    assert seen[150] == pytest.approx(100e6), "half a second after it ended"
+    assert seen[185] == pytest.approx(50e6), "when that had passed out of sight"
+    assert seen[-1] == pytest.approx(10e6)
+    assert seen[20:] == sorted(seen[20:], reverse=True)
+
+
 def test_a_new_connection_starts_slowly() -> None:
     sent = line(1.25e9, 0.001)
     sent.run(2)
