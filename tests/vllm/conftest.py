@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from adapter import make_adapter
-from engines import DepotThread, Engine
+from engines import DepotThread, Engine, started
 from real import with_tools
+
+from pdrelay.cli.local.model import ensure_checkpoint
 
 PAGE_BYTES = 30 * 3 * 64 * 2 * 32 * 4
 """SmolLM2-135M in float32, 32 tokens a page."""
@@ -40,14 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2 with markers of tools and reasoning; `PDRELAY_SMOLLM2` is where the plain one is, or is to be kept."""
+    """SmolLM2 with markers of tools and reasoning."""
     os.environ.update(ENVIRONMENT)
-    kept = os.environ.get("PDRELAY_SMOLLM2")
-    directory = Path(kept) if kept else tmp_path_factory.mktemp("model") / "smollm2"
-    from pdrelay.engine.vllm import checkpoint
-
-    checkpoint.build(directory)
-    return with_tools(directory, tmp_path_factory.mktemp("tools") / "smollm2")
+    return with_tools(ensure_checkpoint(), tmp_path_factory.mktemp("tools") / "smollm2")
 
 
 @pytest.fixture(scope="session")
@@ -58,30 +56,34 @@ def adapter(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def depot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DepotThread]:
-    depot = DepotThread(tmp_path_factory.mktemp("depot") / "d.sock", 150 * PAGE_BYTES)
+    depot = DepotThread(tmp_path_factory.mktemp("depot") / "d.sock", 100 * PAGE_BYTES)
     yield depot
     depot.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def prefill(depot: DepotThread, checkpoint: Path, adapter: Path) -> AsyncIterator[Engine]:
+async def engines(depot: DepotThread, checkpoint: Path, adapter: Path) -> AsyncIterator[tuple[Engine, Engine]]:
+    """Prefill and decode."""
+    async with started(
+        partial(
+            Engine, "p-0", depot, adapter, model=str(checkpoint), max_num_batched_tokens=64,
+            kv_cache_memory_bytes=200 * PAGE_BYTES,
+        ),
+        partial(
+            Engine, "d-0", depot, adapter, model=str(checkpoint), max_num_batched_tokens=1024, publish_decode=True,
+            kv_cache_memory_bytes=48 * PAGE_BYTES, reasoning_parser="deepseek_r1",
+        ),
+    ) as (prefill, decode):  # fmt: skip
+        yield prefill, decode
+
+
+@pytest.fixture(scope="session")
+def prefill(engines: tuple[Engine, Engine]) -> Engine:
     """Prefills in chunks of at most 64 tokens."""
-    engine = Engine(
-        "p-0", depot, adapter, model=str(checkpoint), max_num_batched_tokens=64,
-        kv_cache_memory_bytes=200 * PAGE_BYTES,
-    )  # fmt: skip
-    await engine.connect()
-    yield engine
-    await engine.aclose()
+    return engines[0]
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def decode(depot: DepotThread, checkpoint: Path, adapter: Path) -> AsyncIterator[Engine]:
+@pytest.fixture(scope="session")
+def decode(engines: tuple[Engine, Engine]) -> Engine:
     """Publishes what it decodes, reasons, and has so few blocks that two long requests crowd each other out."""
-    engine = Engine(
-        "d-0", depot, adapter, model=str(checkpoint), max_num_batched_tokens=1024, publish_decode=True,
-        kv_cache_memory_bytes=48 * PAGE_BYTES, reasoning_parser="deepseek_r1",
-    )  # fmt: skip
-    await engine.connect()
-    yield engine
-    await engine.aclose()
+    return engines[1]

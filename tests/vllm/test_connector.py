@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from engines import ADAPTER, PAGE_TOKENS, DepotThread, Engine, Run, pages
+from engines import ADAPTER, PAGE_TOKENS, DepotThread, Engine, Run, at_once, pages
 
 from pdrelay.engine.messages import Open, Sampling
 from pdrelay.errors import EngineRejectedError, PdrelayError
@@ -151,7 +151,7 @@ async def test_an_adapter_computes_its_own_pages_and_says_what_stock_vllm_says(
 async def test_preempted_requests_load_again(prefill: Engine, decode: Engine, depot: DepotThread) -> None:
     sampling = Sampling(max_tokens=70, temperature=0, ignore_eos=True)
     prompts = [prefill.tokens(736, start) for start in ("crowd one", "crowd two")]
-    expected = [await prefill.reference(prompt, sampling) for prompt in prompts]
+    expected = await at_once(*(prefill.reference(prompt, sampling) for prompt in prompts))
     for prompt in prompts:
         await prefill.prefill(prompt)
     await decode.forget()
@@ -192,7 +192,7 @@ async def test_pages_of_a_writer_that_died_are_written_by_another(prefill: Engin
 
 async def test_prefills_wait_for_room_in_the_arena(prefill: Engine, depot: DepotThread) -> None:
     waits = depot.stats().reserve_waits
-    *fitting, waiting = (prefill.tokens(900, f"room {index}") for index in range(6))  # 29 pages each; 150 fit
+    *fitting, waiting = (prefill.tokens(900, f"room {index}") for index in range(4))  # 29 pages each; 100 fit
     depot.pin("transfers", [name for prompt in fitting for name in pages(prompt).names])
     try:
         for prompt in fitting:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
 import tiny_models
-from engines import KEY, MODEL, DepotThread, Engine, Run
+from engines import KEY, MODEL, DepotThread, Engine, Run, started
 
 from pdrelay.engine.messages import Open, Sampling, Takeover
 from pdrelay.kv.demand import Demand, demand, published_tokens
@@ -48,19 +49,14 @@ PARAMS = [pytest.param(name, marks=[pytest.mark.full] if name == "state" else []
 """States do not give the same tokens in every run yet, and are served only on request (docs/models.md)."""
 
 
+@dataclass(frozen=True)
 class Pair:
     """A prefill and a decode engine of one model on one depot."""
 
-    def __init__(self, case: Case, checkpoint: Path, depot: DepotThread) -> None:
-        common = {
-            "model": str(checkpoint), "skip_tokenizer_init": True, "kv_cache_memory_bytes": 32 * MEBIBYTE,
-            "enable_prefix_caching": True,
-        } | case.both  # fmt: skip
-        self.case, self.depot = case, depot
-        with ThreadPoolExecutor(2) as starting:  # most of a start is imports, in a process of its own
-            prefill = starting.submit(Engine, "p-0", depot, **common | case.prefill)
-            decode = starting.submit(Engine, "d-0", depot, **common, publish_decode=True)
-        self.prefill, self.decode = prefill.result(), decode.result()
+    case: Case
+    depot: DepotThread
+    prefill: Engine
+    decode: Engine
 
     def pages(self, prompt: list[int]) -> PromptPages:
         contract = self.prefill.backend.hello.contract
@@ -101,13 +97,16 @@ async def pair(
 ) -> AsyncIterator[Pair]:
     case, directory = CASES[request.param], tmp_path_factory.mktemp(request.param)
     depot = DepotThread(directory / "d.sock", 64 * MEBIBYTE)
-    pair = Pair(case, tiny_models.build(case.model, directory), depot)
-    engines = pair.prefill, pair.decode
-    for engine in engines:
-        await engine.connect()
-    yield pair
-    for engine in engines:
-        await engine.aclose()
+    common = {
+        "model": str(tiny_models.build(case.model, directory)), "skip_tokenizer_init": True,
+        "kv_cache_memory_bytes": 32 * MEBIBYTE, "enable_prefix_caching": True,
+    } | case.both  # fmt: skip
+    makers = (
+        partial(Engine, "p-0", depot, **common | case.prefill),
+        partial(Engine, "d-0", depot, **common, publish_decode=True),
+    )
+    async with started(*makers) as (prefill, decode):
+        yield Pair(case, depot, prefill, decode)
     depot.close()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-from engines import MODEL, Engine
+from engines import MODEL, Engine, at_once
 from starlette.datastructures import State
 from starlette.websockets import WebSocketDisconnect
 
@@ -175,14 +175,18 @@ def joined(chunks: list[dict[str, Any]]) -> Any:
     return found, [(each["prompt_tokens"], each["completion_tokens"]) for each in usage]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
 @pytest.mark.parametrize("name", BODIES)
-async def test_the_same_answer(decode: Engine, chat: Any, name: str, stream: bool) -> None:
-    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-    body = BASE | BODIES[name] | options
-    expected = joined(await stock(chat, body))
-    for seam in (4,) if stream else (1, 9):
-        assert joined(await served(decode, chat, body, seam)) == expected
+async def test_the_same_answer(decode: Engine, chat: Any, name: str) -> None:
+    async def check(options: dict[str, Any], *seams: int) -> None:
+        body = BASE | BODIES[name] | options
+        expected = joined(await stock(chat, body))
+        found = await at_once(*(served(decode, chat, body, seam) for seam in seams))
+        assert list(map(joined, found)) == [expected] * len(seams)
+
+    await at_once(check({}, 1, 9), check(STREAMED, 4))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engines import Engine, Run
+from engines import Engine, Run, at_once
 
 from pdrelay.engine.messages import Extend, Open, Sampling, StructuredOutput, Takeover
 from pdrelay.errors import EngineError, EngineRejectedError
@@ -25,32 +25,41 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
-async def test_handed_over_output_equals_the_uninterrupted_run(decode: Engine, name: str) -> None:
-    sampling, prompt = SAMPLINGS[name], decode.tokens(53, name)
-    expected = await decode.reference(prompt, sampling)
-    whole = await decode.decode(prompt, sampling, [expected[:7], expected[7:12], expected[12:13]])
-    assert whole.ids == expected[13:]
-    # What the engine would have said itself at each seam.
-    assert whole.predictions == [expected[0], expected[7], expected[12]]
+async def test_handed_over_output_equals_the_uninterrupted_run(decode: Engine) -> None:
+    async def check(name: str) -> None:
+        sampling, prompt = SAMPLINGS[name], decode.tokens(53, name)
+        expected = await decode.reference(prompt, sampling)
+        whole = await decode.decode(prompt, sampling, [expected[:7], expected[7:12], expected[12:13]])
+        assert whole.ids == expected[13:], name
+        # What the engine would have said itself at each seam.
+        assert whole.predictions == [expected[0], expected[7], expected[12]], name
+
+    await at_once(*map(check, SAMPLINGS))
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
-async def test_eager_tokens_are_output_tokens(decode: Engine, name: str) -> None:
-    sampling, prompt = SAMPLINGS[name], decode.tokens(70, name)
-    expected = await decode.reference(prompt, sampling)
-    for _ in range(2):  # the second finds prompt and eager tokens in the prefix cache
-        whole = await decode.decode(prompt, sampling, [expected[9:11]], eager=expected[:9])
-        assert [*whole.predictions, *whole.ids] == [expected[9], *expected[11:]]
+async def test_eager_tokens_are_output_tokens(decode: Engine) -> None:
+    async def check(name: str) -> None:
+        sampling, prompt = SAMPLINGS[name], decode.tokens(70, name)
+        expected = await decode.reference(prompt, sampling)
+        for _ in range(2):  # the second finds prompt and eager tokens in the prefix cache
+            whole = await decode.decode(prompt, sampling, [expected[9:11]], eager=expected[:9])
+            assert [*whole.predictions, *whole.ids] == [expected[9], *expected[11:]], name
+
+    await at_once(*map(check, SAMPLINGS))
 
 
-@pytest.mark.parametrize("name", ["greedy", "seeded"])
-async def test_taking_over_without_a_new_token(decode: Engine, name: str) -> None:
-    sampling, prompt = SAMPLINGS[name], decode.tokens(64, f"nothing new {name}")
-    expected = await decode.reference(prompt, sampling)
-    assert (await decode.decode(prompt, sampling, [[]], eager=expected[:5])).ids == expected[5:]
-    assert (await decode.decode(prompt, sampling, [expected[:3], [], []])).ids == expected[3:]
-    assert (await decode.decode(prompt, sampling, [[]])).ids == expected
+async def test_taking_over_without_a_new_token(decode: Engine) -> None:
+    async def check(name: str) -> None:
+        sampling, prompt = SAMPLINGS[name], decode.tokens(64, f"nothing new {name}")
+        expected = await decode.reference(prompt, sampling)
+        runs = await at_once(
+            decode.decode(prompt, sampling, [[]], eager=expected[:5]),
+            decode.decode(prompt, sampling, [expected[:3], [], []]),
+            decode.decode(prompt, sampling, [[]]),
+        )
+        assert [run.ids for run in runs] == [expected[5:], expected[3:], expected], name
+
+    await at_once(*map(check, ("greedy", "seeded")))
 
 
 async def test_a_seeded_prompt_in_chunks_equals_one_in_a_single_step(prefill: Engine, decode: Engine) -> None:
@@ -73,36 +82,49 @@ GRAMMARS = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
-async def test_prompt_and_takeover_in_one_pass(decode: Engine, name: str) -> None:
-    sampling, prompt = SAMPLINGS[name], decode.tokens(61, name)
-    expected = await decode.reference(prompt, sampling)
-    for known in (0, 1, 9):
-        request = Open(sid=f"once {known}", mode="decode", prompt=prompt, sampling=sampling, takes_over=True)
-        run = await decode.run(request, Takeover(request.sid, expected[:known]))
-        assert run.ids == expected[known:]
-        assert run.predictions == [None]
+async def test_prompt_and_takeover_in_one_pass(decode: Engine) -> None:
+    async def check(name: str) -> None:
+        sampling, prompt = SAMPLINGS[name], decode.tokens(61, name)
+        expected = await decode.reference(prompt, sampling)
+
+        async def take_over(known: int) -> None:
+            sid = f"once {name} {known}"
+            request = Open(sid=sid, mode="decode", prompt=prompt, sampling=sampling, takes_over=True)
+            run = await decode.run(request, Takeover(sid, expected[:known]))
+            assert run.ids == expected[known:], name
+            assert run.predictions == [None], name
+
+        await at_once(*map(take_over, (0, 1, 9)))
+
+    await at_once(*map(check, SAMPLINGS))
+    request = Open(sid="once", mode="decode", prompt=[5, 6], sampling=SAMPLINGS["greedy"], takes_over=True)
     with pytest.raises(EngineRejectedError, match="must begin with Takeover"):
         await decode.run(request, Extend(request.sid, [1]))
 
 
-@pytest.mark.parametrize("name", GRAMMARS)
-async def test_a_grammar_goes_on_where_the_other_engine_stopped(decode: Engine, name: str) -> None:
+async def test_a_grammar_goes_on_where_the_other_engine_stopped(decode: Engine) -> None:
     """Also when its end has come, and whatever the engine predicted at the end of each chunk.
 
     This small model may fill JSON with white space up to the limit.
     """
-    sampling = Sampling(max_tokens=40, temperature=0, structured=GRAMMARS[name])
-    prompt = decode.tokens(40, name)
-    expected = await decode.reference(prompt, sampling)
-    assert len(expected) > 4
-    for seam in (1, 3, len(expected) - 1):
-        told = [expected[:1], expected[1:seam], expected[seam:-1]] if seam > 1 else [expected[:1]]
-        known = sum(map(len, told))
-        run = await decode.decode(prompt, sampling, told)
-        assert run.ids == expected[known:]
-        assert run.finished.reason == ("stop" if len(expected) < 40 else "length")
-        assert (await decode.decode(prompt, sampling, [[]], eager=expected[:seam])).ids == expected[seam:]
+
+    async def check(name: str) -> None:
+        sampling = Sampling(max_tokens=40, temperature=0, structured=GRAMMARS[name])
+        prompt = decode.tokens(40, name)
+        expected = await decode.reference(prompt, sampling)
+        assert len(expected) > 4, name
+
+        async def hand_over(seam: int) -> None:
+            told = [expected[:1], expected[1:seam], expected[seam:-1]] if seam > 1 else [expected[:1]]
+            known = sum(map(len, told))
+            run = await decode.decode(prompt, sampling, told)
+            assert run.ids == expected[known:], name
+            assert run.finished.reason == ("stop" if len(expected) < 40 else "length"), name
+            assert (await decode.decode(prompt, sampling, [[]], eager=expected[:seam])).ids == expected[seam:], name
+
+        await at_once(*map(hand_over, (1, 3, len(expected) - 1)))
+
+    await at_once(*map(check, GRAMMARS))
 
 
 async def test_tokens_that_the_grammar_forbids_end_the_session(decode: Engine) -> None:
@@ -123,8 +145,7 @@ async def test_a_bad_grammar_is_refused(decode: Engine) -> None:
 async def test_log_probabilities_are_those_of_the_uninterrupted_run(prefill: Engine, decode: Engine) -> None:
     sampling = Sampling(max_tokens=12, temperature=0.8, seed=5, logprobs=3, prompt_logprobs=1, ignore_eos=True)
     prompt = decode.tokens(53, "logprobs")
-    whole = await decode.decode(prompt, sampling, [[]])
-    first = await prefill.prefill(prompt, sampling)
+    whole, first = await at_once(decode.decode(prompt, sampling, [[]]), prefill.prefill(prompt, sampling))
     handed = await decode.decode(prompt, sampling, [whole.ids[:1], whole.ids[1:4], whole.ids[4:5]])
     assert [len(row.ids) for row in whole.rows] == [4] * 12
     assert [row.ids[0] for row in whole.rows] == whole.ids
