@@ -180,11 +180,7 @@ class Engine:
     def __init__(self, name: str, depot: DepotThread, adapter: Path | None = None, **options: object) -> None:
         self.name, self.depot, self._adapter = name, depot, adapter
         own = {"instance": name, "depot_socket": str(depot.path), "model": MODEL}
-        own |= {
-            setting: options.pop(setting)
-            for setting in ("publish_decode", "shards", "unproven_kv")
-            if setting in options
-        }
+        own |= {setting: options.pop(setting) for setting in ("publish_decode", "shards") if setting in options}
         if adapter is not None:
             own["adapters"] = ADAPTERS
             options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": RANK}

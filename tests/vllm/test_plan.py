@@ -33,7 +33,7 @@ with warnings.catch_warnings():
 
 pytestmark = pytest.mark.vllm
 
-SETTINGS = Settings(instance="e", depot_socket="", model="m", unproven_kv=True)
+SETTINGS = Settings(instance="e", depot_socket="", model="m")
 
 
 def full(block: int = 32, heads: int = 2, **changes: object) -> FullAttentionSpec:
@@ -58,9 +58,7 @@ def state(block: int = 288, **changes: object) -> MambaSpec:
     return MambaSpec(block_size=block, **(fields | changes))
 
 
-def plan(
-    *groups: tuple[KVCacheSpec, list[int]], ranks: int = 1, shards: int = 0, heads: int = 2, unproven=True, **changes
-) -> Plan:
+def plan(*groups: tuple[KVCacheSpec, list[int]], ranks: int = 1, shards: int = 0, heads: int = 2, **changes) -> Plan:
     """The plan for vLLM's groups, each a spec and the numbers of its layers."""
     config = SimpleNamespace(
         device_config=SimpleNamespace(device_type="cpu"),
@@ -74,7 +72,7 @@ def plan(
     vllm_groups = [KVCacheGroupSpec([f"layers.{i}.attn" for i in layers], spec) for spec, layers in groups]
     layout = changes.pop("layout", "LBHNC")
     cache = KVCacheConfig(8, [], vllm_groups, kv_cache_layout=layout, **changes)
-    return plan_of(config, cache, msgspec.structs.replace(SETTINGS, shards=shards, unproven_kv=unproven))
+    return plan_of(config, cache, msgspec.structs.replace(SETTINGS, shards=shards))
 
 
 def test_layers_that_keep_their_kv_alike_are_one_group_whatever_their_block_tables() -> None:
@@ -157,10 +155,3 @@ def test_engines_that_keep_blocks_otherwise_do_not_match() -> None:
 def test_what_cannot_be_moved_is_refused_with_what_was_found(build, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         build()
-
-
-def test_kinds_whose_outputs_are_not_proven_are_served_on_request_only() -> None:
-    with pytest.raises(ConfigError, match="unproven_kv"):
-        plan((state(), [0]), unproven=False)
-    assert plan((full(), [0]), (window(), [1]), unproven=False)
-    assert plan((latent(), [0]), unproven=False)

@@ -41,8 +41,6 @@ _KINDS: dict[type[KVCacheSpec], Kind] = {
 }
 """By exact class: vLLM's other specs are subclasses with layouts of their own."""
 
-UNPROVEN: frozenset[Kind] = frozenset({"linear_state"})
-
 
 class Storage(NamedTuple):
     """How a layer keeps its KV. Layers with equal storage are one group."""
@@ -71,7 +69,6 @@ def plan_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: S
     for layers in found.values():
         layers.sort(key=lambda layer: (extract_layer_index(layer.name), layer.name))
     storages = sorted(found, key=lambda at: (_ORDER.index(at.kind), extract_layer_index(found[at][0].name)))
-    _require_proven(storages, settings)
     page_tokens = _page_tokens(storages, vllm_config.cache_config.mamba_cache_mode == "align")
     _require_whole_hits(kv_cache_config, page_tokens)
     shards = _shards(storages, ranks, settings.shards)
@@ -110,17 +107,6 @@ def _engine_group(storage: Storage, layers: list[LayerOf], ranks: int) -> Engine
         copies=storage.copies,
         is_state=storage.kind == "linear_state",
     )
-
-
-def _require_proven(storages: list[Storage], settings: Settings) -> None:
-    """States are moved, but outputs were not the same in every run: no cache is better than a wrong one."""
-    unproven = sorted({storage.kind for storage in storages} & UNPROVEN)
-    if unproven and not settings.unproven_kv:
-        raise ConfigError(
-            f"KV cache groups of this model: found {', '.join(unproven)}, expected full_attention, mla and "
-            "sliding_window only; unproven_kv = true in kv_connector_extra_config serves it all the same, "
-            "outputs may differ"
-        )
 
 
 def _require_tensor_parallel_only(vllm_config: VllmConfig) -> None:

@@ -18,7 +18,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     revision: str = ""
     adapters: dict[str, str] = {}  # LoRA adapters by name, and what stands for each in page names
     publish_decode: bool = False  # publish every whole page this engine computes, those of its output included
-    unproven_kv: bool = False  # also serve linear states (docs/models.md)
     shards: int = 0  # shares of a layer in every page of the fleet; 0: as many as this engine's ranks keep
 
 
