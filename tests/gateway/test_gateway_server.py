@@ -1,17 +1,20 @@
 """The front end on real sockets: official client, curl, clients that leave."""
 
 import asyncio
+import gc
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
+import httpx
 import openai
 import pytest
 import uvicorn
 import uvloop
 from fake_generator import FakeGenerator, Script, batches
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from pdrelay.errors import EngineUnavailableError
 from pdrelay.gateway.app import build_app
@@ -103,6 +106,22 @@ def fail_in_the_middle(port: int) -> None:
 async def test_the_official_client_sees_an_error_in_the_middle(port: int, generator: FakeGenerator) -> None:
     generator.script = Script([*batches([60]), EngineUnavailableError("m0 is gone")])
     await asyncio.to_thread(fail_in_the_middle, port)
+
+
+async def test_a_response_that_ended_is_freed_without_a_collection(
+    port: int, said: str, generator: FakeGenerator
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            for path in ("chat/completions", "nowhere", "chat/completions"):
+                await http.post(f"/v1/{path}", json={"messages": [{"role": "user", "content": "hi"}], "stream": True})
+            generator.streams.clear()
+            cycles = [each for each in gc.get_objects() if isinstance(each, RequestResponseCycle)]
+            assert len(cycles) == 1  # the connection keeps its last
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("stream", [False, True])

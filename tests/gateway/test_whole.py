@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
+import weakref
 
 import pytest
 import whole
@@ -92,6 +94,27 @@ async def test_the_context_ends_the_output_on_every_engine(room: int, at: int) -
             assert (len(ids), run.finish.reason) == (room, "length")
             assert ids == whole.reference(prompt, sampling)
         await whole.eventually(deployment.idle)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 100])
+@pytest.mark.parametrize("pipeline", [Pipeline.P_RLD_MD, Pipeline.P_MD])
+async def test_a_request_that_ended_is_freed_without_a_collection(pipeline: Pipeline, taken: int) -> None:
+    async with whole.running() as deployment:
+        request = deployment.request(whole.prompt_of(50), Sampling(max_tokens=20, ignore_eos=True), pipeline=pipeline)
+        run = deployment.coordinator.generate(request)
+        freed = weakref.ref(run)
+        gc.disable()
+        try:
+            batches = aiter(run)
+            for _ in range(taken):
+                if await anext(batches, None) is None:
+                    break
+            await batches.aclose()
+            await run.aclose()
+            del run, batches
+            await whole.eventually(lambda: freed() is None)
+        finally:
+            gc.enable()
 
 
 async def test_grammars_are_refused_by_emulated_engines() -> None:

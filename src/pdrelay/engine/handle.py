@@ -67,11 +67,11 @@ class SessionHandle:
         """The connection is gone: what came before it still comes out, then EngineUnavailableError."""
         if self._ended:
             return
-        self._lost = detail
+        self._lost, listener = detail, self._listener
         self._end()
         self._wake.set()
-        if self._listener is not None:
-            self._listener.lost(detail)
+        if listener is not None:
+            listener.lost(detail)
 
     def listen(self, listener: SessionListener, tap: Tap | None = None) -> None:
         """See EngineSession."""
@@ -97,4 +97,5 @@ class SessionHandle:
 
     def _end(self) -> None:
         self._ended = True
+        self._listener = self._tap = None  # they know this handle: none would be freed before a garbage collection
         self._on_end(self.sid)

@@ -6,6 +6,8 @@ the usual way.
 
 from __future__ import annotations
 
+import weakref
+
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -32,16 +34,18 @@ class Direct:
 
 
 class DirectProtocol(HttpToolsProtocol):
-    """Puts a `Direct` into the scope of each request."""
+    """Puts the way to each request's response into its scope."""
 
     def on_headers_complete(self) -> None:
         """Of the parser."""
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope and self.scope["method"] != "HEAD":
-            self.scope.setdefault("extensions", {})[EXTENSION] = {"direct": Direct(self.cycle)}
+            # The cycle holds the scope, which must not hold it: neither would be freed before a garbage collection.
+            self.scope.setdefault("extensions", {})[EXTENSION] = {"cycle": weakref.ref(self.cycle)}
 
 
 def direct_of(scope: Scope) -> Direct | None:
-    """That of a request; None where the server has none."""
-    found = scope.get("extensions", {}).get(EXTENSION, {}).get("direct")
-    return found if isinstance(found, Direct) else None
+    """That of a running request; None where the server has none."""
+    found = scope.get("extensions", {}).get(EXTENSION, {}).get("cycle")
+    cycle = found() if found is not None else None
+    return Direct(cycle) if cycle is not None else None

@@ -62,6 +62,7 @@ class Leg:
     def close(self) -> None:
         """Ends the session; nothing more comes from it."""
         self._session.abort()
+        self._put = _ignore  # else neither the leg nor its request would be freed before a garbage collection
 
     def event(self, event: SessionEvent) -> None:
         """See SessionListener."""
@@ -74,3 +75,7 @@ class Leg:
 
 Item = tuple[Leg, SessionEvent | Lost] | Notice | Untold | Exception
 Put = Callable[[Item], None]
+
+
+def _ignore(_: Item) -> None:
+    """Takes what comes of a leg that is closed."""

@@ -145,7 +145,7 @@ class RequestRun:
         self._closed = True
         self._on_close()
         ended = self.finish is not None or (complete and self._prefill is None)
-        for leg in (self._prefill, self._relay, self._main):
+        for leg in (self._prefill, self._relay, self._main, self._ending):
             if leg is not None:
                 leg.close()
         await self._transfer.end(keep_sending=ended and not self._main_is_ready())

@@ -35,7 +35,7 @@ from pdrelay.gateway.workers import Worker, metrics_of_all, shared_socket
 
 COLLECT_AFTER = 10_000, 20, 20
 """Objects, then collections of the younger generation, after which garbage is collected: a request makes a thousand
-objects and hardly any cycle."""
+objects and no cycle."""
 
 
 @asynccontextmanager
