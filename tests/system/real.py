@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from deployment import Deployment, free_port, running_file, wait_until
+from deployment import Deployment, free_port, plain_client, running_file, wait_until
 
 from pdrelay.cli.local.layout import Demo, Settings, choose_places, deployment_text
 from pdrelay.cluster.config import GATEWAY
@@ -53,12 +54,14 @@ def with_tools(checkpoint: Path, directory: Path) -> Path:
 
 
 @contextmanager
-def stock(model: Path, log: Path, *, tools: str = "", reasoning: str = "") -> Iterator[str]:
-    """The address of one plain vLLM server, none of our code in it."""
+def stock(model: Path, log: Path, *, tools: str = "", reasoning: str = "") -> Iterator[Callable[[], str]]:
+    """Starts one plain vLLM server, none of our code in it; what is yielded waits for it and gives its address."""
     port = free_port()
     arguments = [
         *("--model", str(model), "--served-model-name", STOCK_NAME, "--dtype", "float32", "--port", str(port)),
         *("--enforce-eager", "--block-size", "32", "--max-num-seqs", "16", "--max-model-len", "4096"),
+        # By default the engine waits for its worker in another process, and spins on a core of its own meanwhile.
+        *("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"),
         *(("--enable-auto-tool-choice", "--tool-call-parser", tools) if tools else ()),
         *(("--reasoning-parser", reasoning) if reasoning else ()),
         "--enable-prompt-tokens-details",
@@ -77,18 +80,23 @@ def stock(model: Path, log: Path, *, tools: str = "", reasoning: str = "") -> It
             env=env, stdout=out, stderr=out, start_new_session=True,
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
+
+    def ready() -> str:
+        with plain_client(url) as client:
+            wait_until(lambda: _answers(server, client, log), 240, "stock vLLM to start")
+        return url
+
     try:
-        wait_until(lambda: _answers(server, url, log), 240, "stock vLLM to start")
-        yield url
+        yield ready
     finally:
-        os.killpg(server.pid, 15)
+        os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
 
 
-def _answers(server: subprocess.Popen, url: str, log: Path) -> bool:
+def _answers(server: subprocess.Popen, client: httpx.Client, log: Path) -> bool:
     assert server.poll() is None, log.read_text()[-3000:]
     try:
-        return httpx.get(f"{url}/health").status_code == 200
+        return client.get("/health").status_code == 200
     except httpx.TransportError:
         return False
 

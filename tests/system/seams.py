@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import httpx
+from deployment import plain_client
 from real import STOCK_NAME
 from semantics_rows import ROWS, Json, ask, differences
 from tokenizers import Tokenizer
 
 AT_ONCE = 12
+"""A step takes about as long for so many sequences as for one."""
 
 
 class Trial(NamedTuple):
@@ -62,17 +65,17 @@ def pick(length: int, prompt: int, count: int) -> list[int]:
     return sorted(list(dict.fromkeys(index for index in wanted if 1 <= index <= last))[:count])
 
 
-def expected(url: str, tokenizer: Tokenizer, count: int, name: str) -> Expected:
-    """Asks one server for all that the trials of a row will be compared with, at `count` seams."""
+Asked = Callable[[str, dict[str, tuple[Json, bool]]], dict[str, Json]]
+"""Puts requests to a path of one server, each to be streamed or not, all at once; the answers by the same keys."""
+
+
+def expected(asked: Asked, tokenizer: Tokenizer, count: int, name: str) -> Expected:
+    """What the trials of a row will be compared with, at `count` seams."""
     row = ROWS[name]
-
-    def both(key: str, request: Json) -> dict[str, Json]:
-        kinds = (False, True) if row.stream is None else (row.stream,)
-        salted = {stream: request | {"cache_salt": f"{key}-{stream}".replace(" ", "-")} for stream in kinds}
-        return {f"{key}/{stream}": ask(url, STOCK_NAME, row.path, salted[stream], stream=stream) for stream in kinds}
-
     plain = row.request(tokens_for(count))
-    answers = both(name, plain)
+    streamed = (False, True) if row.stream is None else (row.stream,)
+    kinds = streamed if row.for_seam is None else streamed[:1]
+    answers = asked(row.path, {f"{name}/{stream}": (plain, stream) for stream in kinds})
     first = next(iter(answers.values()))
     assert "error" not in first, f"{name}: {first}"
     ids: list[int] = first["choices"][0]["token_ids"]
@@ -82,37 +85,57 @@ def expected(url: str, tokenizer: Tokenizer, count: int, name: str) -> Expected:
     if row.for_seam is not None:
         for seam in seams:
             requests[str(seam)] = plain | row.for_seam(ids, seam, lambda part: tokenizer.decode(part))
-            answers |= both(f"{name}-{seam}", requests[str(seam)])
+        wanted = {trial.key: (requests[str(trial.seam)], trial.stream) for trial in _relayed(name, seams)}
+        answers = asked(row.path, wanted)
     return Expected(seams, answers, requests)
 
 
-def of_stock(url: str, tokenizer: Tokenizer, count: int, names: Iterable[str]) -> dict[str, Expected]:
-    """The same for many rows at once."""
-    names = list(names)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip(names, pool.map(partial(expected, url, tokenizer, count), names), strict=True))
-
-
-def trials(name: str, wanted: Expected, *, direct: bool) -> list[tuple[Trial, Json]]:
-    """The trials of a row and their requests: half streamed, half by each mode; if `direct` one without a relay."""
+def _relayed(name: str, seams: list[int]) -> list[Trial]:
+    """The trials of a row: half streamed, half by each mode."""
     row, found = ROWS[name], []
     turn = list(ROWS).index(name)  # so that each seam is tried in every way by some row
-    for number, seam in enumerate(wanted.seams, turn):
+    for number, seam in enumerate(seams, turn):
         stream = bool(number % 2) if row.stream is None else row.stream
         key = name if row.for_seam is None else f"{name}-{seam}"
         mode = "catch_up" if number // 2 % 2 else "one_shot"
-        found.append((Trial(seam, stream, mode, f"{key}/{stream}"), wanted.requests[str(seam)]))
+        found.append(Trial(seam, stream, mode, f"{key}/{stream}"))
+    return found
+
+
+def trials(name: str, wanted: Expected, *, direct: bool) -> list[tuple[Trial, Json]]:
+    """The trials of a row and their requests; if `direct` one without a relay."""
+    found = [(trial, wanted.requests[str(trial.seam)]) for trial in _relayed(name, wanted.seams)]
     if direct:
         last, request = found[-1]
         found.append((last._replace(seam=None, mode=""), request))
     return found
 
 
+def of_stock(url: str, tokenizer: Tokenizer, count: int, names: Iterable[str]) -> dict[str, Expected]:
+    """The same for many rows, as many requests at once as one server batches."""
+    names = sorted(names, key=lambda name: ROWS[name].for_seam is None)  # first those that ask twice
+    with (
+        plain_client(url) as client,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+        ThreadPoolExecutor(len(names)) as rows,
+    ):
+
+        def asked(path: str, requests: dict[str, tuple[Json, bool]]) -> dict[str, Json]:
+            def one(key: str, request: Json, stream: bool) -> Json:
+                salted = request | {"cache_salt": key.replace(" ", "-").replace("/", "-")}
+                return ask(client, STOCK_NAME, path, salted, stream=stream)
+
+            answers = [pool.submit(one, key, *request) for key, request in requests.items()]
+            return {key: answer.result() for key, answer in zip(requests, answers, strict=True)}
+
+        return dict(zip(names, rows.map(partial(expected, asked, tokenizer, count), names), strict=True))
+
+
 def of_deployment(url: str, stock: dict[str, Expected], *, direct: bool) -> dict[str, list[Result]]:
     """All trials of all rows, many at once."""
     wanted = [(name, trial) for name, expected in stock.items() for trial in trials(name, expected, direct=direct)]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        results = list(pool.map(lambda each: run(url, *each), wanted))
+    with plain_client(url) as client, ThreadPoolExecutor(AT_ONCE) as pool:
+        results = list(pool.map(lambda each: run(client, *each), wanted))
     found: dict[str, list[Result]] = {}
     for (name, _), result in zip(wanted, results, strict=True):
         found.setdefault(name, []).append(result)
@@ -128,7 +151,7 @@ def check(name: str, wanted: Expected, results: list[Result]) -> None:
         assert result.reached, f"{name}, {result.trial}: the seam was not where it was forced, trace {trace}"
 
 
-def run(url: str, name: str, trial_and_request: tuple[Trial, Json]) -> Result:
+def run(client: httpx.Client, name: str, trial_and_request: tuple[Trial, Json]) -> Result:
     """Puts one trial to the deployment."""
     trial, request = trial_and_request
     forced: dict[str, Any] = {"trace": True, "pipeline": "p_md"}
@@ -136,7 +159,7 @@ def run(url: str, name: str, trial_and_request: tuple[Trial, Json]) -> Result:
         forced |= {"pipeline": "p_rld_md", "handoff_at": trial.seam, "handoff_mode": trial.mode}
     salt = f"{name}-{trial.seam}-{trial.stream}".replace(" ", "-")
     body = request | {"pdrelay": forced, "cache_salt": salt}
-    answer = ask(url, STOCK_NAME, ROWS[name].path, body, stream=trial.stream)
+    answer = ask(client, STOCK_NAME, ROWS[name].path, body, stream=trial.stream)
     return Result(trial, answer, _reached(trial, answer))
 
 

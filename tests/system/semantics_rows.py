@@ -177,15 +177,15 @@ ROWS = PLAIN | REASONING
 # ---- answers ----
 
 
-def ask(url: str, model: str, path: str, body: Json, *, stream: bool) -> Json:
+def ask(client: httpx.Client, model: str, path: str, body: Json, *, stream: bool) -> Json:
     """The answer, a stream put together again, without what must differ between servers."""
     body = body | {"model": model}
     if not stream:
-        response = httpx.post(url + path, json=body, timeout=300)
+        response = client.post(path, json=body)
         return normal(response.json(), response.status_code)
     options = {"stream": True, "stream_options": {"include_usage": True}}
     joined: Json = {"choices": {}}
-    with httpx.stream("POST", url + path, json=body | options, timeout=300) as response:
+    with client.stream("POST", path, json=body | options) as response:
         if response.status_code != 200:
             response.read()
             return normal(response.json(), response.status_code)

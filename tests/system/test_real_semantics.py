@@ -29,9 +29,10 @@ def _tried(tmp_path_factory, rows: dict, reasoning: str) -> Tried:
     model = real.with_tools(ensure_checkpoint(), tmp_path_factory.mktemp("model") / "smol")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     parsers = {"tools": TOOLS, "reasoning": reasoning}
-    with real.stock(model, tmp_path_factory.mktemp("stock") / "log", **parsers) as url:
-        stock = seams.of_stock(url, tokenizer, SEAMS, rows)
-    with real.trio(tmp_path_factory.mktemp("run"), model, **parsers) as up:
+    log, run = tmp_path_factory.mktemp("stock") / "log", tmp_path_factory.mktemp("run")
+    with real.stock(model, log, **parsers) as address:
+        stock = seams.of_stock(address(), tokenizer, SEAMS, rows)
+    with real.trio(run, model, **parsers) as up:
         found = seams.of_deployment(up.url, stock, direct=True)
     return {name: (stock[name], found[name]) for name in rows}
 
