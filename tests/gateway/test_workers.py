@@ -110,3 +110,13 @@ def test_workers_that_cannot_start_end_the_gateway(gateway: Gateway) -> None:
     for pid in gateway.children():
         os.kill(pid, signal.SIGKILL)
     assert gateway.process.wait(30) != 0
+
+
+def test_a_worker_serves_only_under_its_supervisor() -> None:
+    """Whatever number that has: in a container it is the first process."""
+    code = "import sys; from pdrelay.gateway.workers import end_with; end_with(int(sys.argv[1])); print('serves')"
+    for supervisor, told in ((os.getpid(), "serves\n"), (0, "")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(supervisor)], capture_output=True, text=True, check=False
+        )
+        assert (done.stdout, done.returncode) == (told, 0 if told else 1), done.stderr

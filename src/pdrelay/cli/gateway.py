@@ -21,8 +21,11 @@ _PATH = click.Path(path_type=Path)
               help="Processes on the one address. Default: gateway.workers of the file.")  # fmt: skip
 @click.option("--worker", type=int, hidden=True, help="Number of this process among several.")
 @click.option("--worker-directory", type=_PATH, hidden=True, help="Where they find each other.")
+@click.option("--worker-of", type=int, default=0, hidden=True, help="The process that supervises them.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
-def command(config: Path, workers: int | None, worker: int | None, worker_directory: Path | None, as_json: bool) -> int:
+def command(
+    config: Path, workers: int | None, worker: int | None, worker_directory: Path | None, worker_of: int, as_json: bool
+) -> int:
     """Run the OpenAI-compatible gateway of a deployment until it is interrupted."""
     import json
     import logging
@@ -34,7 +37,7 @@ def command(config: Path, workers: int | None, worker: int | None, worker_direct
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     deployment = load(config)
     if worker is not None and worker_directory is not None:
-        processes.end_with_parent()
+        processes.end_with(worker_of)
         _serve(deployment, processes.Worker(worker, worker_directory))
         return 0
     url = f"http://{deployment.gateway.listen}/v1"

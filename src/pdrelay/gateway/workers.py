@@ -54,11 +54,12 @@ class Worker(NamedTuple):
 def supervise(command: Sequence[str], count: int) -> int:
     """Runs `count` processes of `command` until SIGTERM or SIGINT; one that ends otherwise is started again.
 
-    Each gets `--worker NUMBER --worker-directory DIRECTORY`. Returns 0, or the exit code of one that could not start,
-    which ends the others.
+    Each gets `--worker NUMBER --worker-directory DIRECTORY --worker-of PROCESS`. Returns 0, or the exit code of one
+    that could not start, which ends the others.
     """
     with tempfile.TemporaryDirectory(prefix="pdrelay-gateway-") as directory:
-        return _Supervisor([*command, "--worker-directory", directory], count).run()
+        shared = ["--worker-directory", directory, "--worker-of", str(os.getpid())]
+        return _Supervisor([*command, *shared], count).run()
 
 
 class _Supervisor:
@@ -108,11 +109,10 @@ class _Supervisor:
                 os.kill(child.pid, signal.SIGTERM)
 
 
-def end_with_parent() -> None:
-    """A worker does not outlive who supervises it."""
-    parent = os.getppid()
+def end_with(supervisor: int) -> None:
+    """This worker does not outlive the process that supervises it, which may be the first of a container."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if parent == 1 or os.getppid() != parent:
+    if os.getppid() != supervisor:
         sys.exit(1)  # it died before the call above
 
 

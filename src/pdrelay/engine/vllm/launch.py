@@ -184,4 +184,7 @@ def _environment(device: str) -> Mapping[str, str]:
         # another, bring all of them to a halt.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_WAIT_POLICY": "PASSIVE",
+        # vLLM's sampler compiles parts of itself at the first request with log probabilities or top-p, in spite of
+        # --enforce-eager: streams would stand still for up to 20 s.
+        "TORCH_COMPILE_DISABLE": "1",
     }
