@@ -98,6 +98,31 @@ async def test_scaled_clock_keeps_its_rate_however_long_the_loop_oversleeps(monk
     assert now == pytest.approx(100 * 0.003, abs=0.003)
 
 
+async def test_scaled_clock_takes_work_between_sleeps_as_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("pdrelay.engine.emulated.steps.time.perf_counter", lambda: now)
+    monkeypatch.setattr("pdrelay.engine.emulated.steps.asyncio.sleep", sleep)
+    clock = ScaledClock(0.1)
+
+    async def steps(count: int) -> None:
+        nonlocal now
+        for _ in range(count):
+            await clock.sleep(0.03)
+            now += 0.001
+
+    await asyncio.create_task(steps(100))
+    assert now == pytest.approx(100 * 0.003, abs=0.003)
+    now += 5.0  # idle: no later step is shorter for it
+    before = now
+    await asyncio.create_task(steps(1))
+    assert now - before == pytest.approx(0.003 + 0.001)
+
+
 async def test_admission_is_first_come_first_served() -> None:
     memory = KvMemory(10, 8, lambda *_: None)
     first = await memory.admit(8)

@@ -17,7 +17,7 @@ from pdrelay.kv.contract import KVContract
 RIGHT = b""
 """Drift of KV that is what its name stands for."""
 
-_PATTERN_BYTES = 1024  # repeated over the part: real bytes at the price of a hash of their beginning
+_PATTERN_BYTES = 168  # repeated over the part: real bytes at the price of one block of the hash
 
 
 def part_content(contract: KVContract, name: bytes, part: int, drift: bytes) -> bytes:

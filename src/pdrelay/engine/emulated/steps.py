@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from pdrelay.perf.equations import decode_step_seconds, extend_seconds, prefill_seconds
 from pdrelay.perf.profile import Profile
@@ -35,13 +36,21 @@ class ScaledClock:
     def __init__(self, scale: float = 1.0) -> None:
         self._scale = scale
         self._behind = 0.0
+        self._until = 0.0  # end of the sleep before
+        self._sleeper: Callable[[], asyncio.Task[Any] | None] = lambda: None  # a weak reference
 
     async def sleep(self, seconds: float) -> None:
-        """Sleeps, and makes up for what the sleep before overslept, so that many short steps keep their rate."""
-        wanted = seconds * self._scale
-        start = time.perf_counter()
-        await asyncio.sleep(max(0.0, wanted - self._behind))
-        self._behind = min(wanted, max(0.0, self._behind + time.perf_counter() - start - wanted))
+        """Sleeps, and makes up for what the sleep before overslept, so that many short steps keep their rate.
+
+        What a task does between two sleeps, such as writing pages, is work that the model's time has in it already.
+        """
+        wanted, task = seconds * self._scale, asyncio.current_task()
+        start = self._until if task is self._sleeper() else time.perf_counter()
+        worked = time.perf_counter() - start
+        await asyncio.sleep(max(0.0, wanted - self._behind - worked))
+        assert task is not None
+        self._until, self._sleeper = time.perf_counter(), weakref.ref(task)
+        self._behind = min(wanted, max(0.0, self._behind + self._until - start - wanted))
 
 
 class _Job:
