@@ -26,7 +26,7 @@ from pdrelay.errors import BenchError
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Table2:
     home = tmp_path_factory.mktemp("table2")
-    settings = Settings(carriers=("link-fair", "link-srpt"), line="user", scale=400.0, duration=0.5, seed=3)
+    settings = Settings(carriers=("link-fair", "link-srpt"), line="user", scale=400.0, slower=1.5, duration=0.5, seed=3)
     return asyncio.run(table2(settings, Place(home, fleet.make_certificates(home)), lambda _: None))
 
 

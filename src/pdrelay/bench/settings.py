@@ -64,6 +64,7 @@ class Settings(NamedTuple):
     line_seconds: float = 2.0  # of a measurement on the shaped line
     carriers: Sequence[Carrier] = CARRIERS
     scale: float = 100.0  # published rates and sizes over those of the Table 2 experiment
+    slower: float = 1.0  # real seconds for one of its seconds
     duration: float = 30.0  # seconds of arrivals for each row of it
     seed: int = 0
     soak: int = 0  # transfers; 0: none

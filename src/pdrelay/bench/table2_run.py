@@ -50,7 +50,7 @@ async def table2(settings: Settings, place: Place, progress: Progress) -> Table2
     load = load_of(settings.scale, settings.duration, settings.seed)
     arms: list[Arm] = []
     failures: dict[str, str] = {}
-    async with opened(settings.line, rate, parse_time(settings.line_rtt), place.home) as line:
+    async with opened(settings.line, rate / settings.slower, parse_time(settings.line_rtt), place.home) as line:
         for name in DISTRIBUTIONS:
             for carrier in settings.carriers:
                 label = f"{carrier}, {name}"
@@ -60,7 +60,8 @@ async def table2(settings: Settings, place: Place, progress: Progress) -> Table2
                     failures[label] = str(error) or type(error).__name__
     sizes = {name: load.sizes(name) for name in DISTRIBUTIONS}
     return Table2(
-        scale=settings.scale, line=line.kind, note=line.note, rate=rate, rtt=line.rtt, duration=settings.duration,
+        scale=settings.scale, slower=settings.slower, line=line.kind, note=line.note, rate=rate,
+        rtt=line.rtt / settings.slower, duration=settings.duration,
         seed=settings.seed, prompt_bytes=load.page_bytes * PROMPT_PAGES,
         mean_bytes={name: float(np.mean(sizes[name])) for name in DISTRIBUTIONS},
         offered_load={name: sum(sizes[name]) / settings.duration / rate for name in DISTRIBUTIONS},
@@ -72,12 +73,14 @@ async def table2(settings: Settings, place: Place, progress: Progress) -> Table2
 async def _arm(
     settings: Settings, place: Place, line: ShapedLine, load: Load, carrier: Carrier, name: Name, progress: Progress
 ) -> Arm:
+    slower = settings.slower
+    rate, arrivals = line.rate * slower, [moment * slower for moment in load.arrivals]
     if carrier == "pool":
         progress(f"{name} deltas, a pool of connections")
-        async with pool.connected(line, POOL, CONNECTION_RATE / settings.scale, place.home) as connections:
-            moments = await connections.run(load.arrivals, load.sizes(name))
+        async with pool.connected(line, POOL, CONNECTION_RATE / settings.scale / slower, place.home) as connections:
+            moments = await connections.run(arrivals, load.sizes(name))
         used = moments.under_way(*_second_half(moments)) / POOL
-        return arm_of(carrier, name, load, moments, line.rate, POOL, used)
+        return arm_of(carrier, name, load, moments.faster(slower), rate, POOL, used)
     options = fleet.LinkOptions(
         connections=settings.connections, rate=f"{line.rate * 8:.0f}bit", rtt=settings.line_rtt,
         schedule="srpt" if carrier == "link-srpt" else "fair",
@@ -92,16 +95,16 @@ async def _arm(
         idle = await through_link(depots, Work([IDLE_GAP * number for number in range(IDLE)], [pages] * IDLE), tell)
         async with _busy_connections(depots.sender.process.pid, line.route.bulk) as samples:
             before = [site.process.core_times() for site in depots]
-            moments = await through_link(depots, Work(load.arrivals, load.pages[name]), tell)
+            moments = await through_link(depots, Work(arrivals, load.pages[name]), tell)
             after = [site.process.core_times() for site in depots]
     start, end = _second_half(moments)
     busy = [sample.busy for sample in samples if start <= sample.moment <= end]
     used = min(1.0, float(np.mean(busy)) / options.connections) if busy else 0.0
-    idle_p50 = float(np.median(np.subtract(idle.ended, idle.arrived)))
+    idle_p50 = float(np.median(np.subtract(idle.ended, idle.arrived))) / slower
     ran = sum(now.ran - then.ran for now, then in zip(after, before, strict=True))
     waited = sum(now.waited - then.waited for now, then in zip(after, before, strict=True))
     core_wait = waited / max(ran + waited, 1e-9)
-    return arm_of(carrier, name, load, moments, line.rate, options.connections, used, idle_p50, core_wait)
+    return arm_of(carrier, name, load, moments.faster(slower), rate, options.connections, used, idle_p50, core_wait)
 
 
 def _second_half(moments: Moments) -> tuple[float, float]:

@@ -149,6 +149,7 @@ def show(result: Table2, console: Console) -> None:
         f"prompts of {_bytes(result.prompt_bytes)} (281 MB), {ARRIVALS:g} arrivals a second as published, in {where}, "
         f"round trip {result.rtt * 1e3:g} ms; load {result.offered_load['skewed']:.2f} of the line in payload; "
         f"{result.duration:g} s of arrivals a row, seed {result.seed}"
+        + (f"; all passed {result.slower:g} times as slowly, times are divided by that" if result.slower > 1 else "")
     )
     if result.note:
         console.print(result.note, markup=False)

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
               help="table2: run these rows alone; repeatable. Default: all.")  # fmt: skip
 @click.option("--scale", type=click.FloatRange(1), default=100.0, show_default=True,
               help="table2: published rates and sizes over those used here.")  # fmt: skip
+@click.option("--slower", type=click.FloatRange(1), default=1.0, show_default=True,
+              help="table2: pass so many times as slowly and divide all times by it: for few cores.")  # fmt: skip
 @click.option("--duration", type=click.FloatRange(1), default=30.0, show_default=True,
-              help="table2: seconds of arrivals for each of six rows.")  # fmt: skip
+              help="table2: seconds of arrivals for each of six rows, times `--slower`.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="table2: of arrivals and sizes.")
 @click.option("--soak", type=click.IntRange(100), metavar="N",
               help="Instead: N transfers, and whether the depots' memory stays flat.")  # fmt: skip
