@@ -94,35 +94,41 @@ async def _seams(
 ) -> None:
     """The same prompts lengths in both modes; every request is cold, relayed and handed over when its KV is there."""
     for mode in MODES:
-        streams = await _streams(trio, settings, vocabulary, mode, progress)
-        found = seams(mode, streams, parse_time(settings.rtt))
-        if found is None:
-            report.failures[f"seams {mode}"] = "no request was handed over far enough from its ends: use longer outputs"
-        else:
+        streams, lost = await _streams(trio, settings, vocabulary, mode, progress)
+        if lost:
+            report.failures[f"seams {mode}"] = f"{len(lost)} of {settings.handoffs} requests, the first: {lost[0]}"
+        if (found := seams(mode, streams, parse_time(settings.rtt))) is not None:
             report.seams.append(found)
+        elif not lost:
+            report.failures[f"seams {mode}"] = "no request was handed over far enough from its ends: use longer outputs"
 
 
 async def _streams(
     trio: Trio, settings: Settings, vocabulary: int, mode: Mode, progress: Callable[[str], None]
-) -> list[Stream]:
+) -> tuple[list[Stream], list[str]]:
+    """The streams, and why others failed."""
     rng = random.Random(mode)  # noqa: S311 - not for secrets
     lengths = random.Random(7)  # noqa: S311 - the same for all modes
     prompts = [
         fresh_prompt(rng, lengths.randint(*settings.prompt_tokens), vocabulary) for _ in range(settings.handoffs)
     ]
     done: list[Stream] = []
+    lost: list[str] = []
     waiting = iter(prompts)
 
     async def worker(client: httpx.AsyncClient) -> None:
         for prompt in waiting:
             extension = {"pipeline": "p_rld_md", "handoff_mode": mode}
-            done.append(await stream(client, trio.deployment.model.name, prompt, settings.output_tokens, extension))
+            try:
+                done.append(await stream(client, trio.deployment.model.name, prompt, settings.output_tokens, extension))
+            except (PdrelayError, httpx.HTTPError) as error:
+                lost.append(str(error) or type(error).__name__)
             progress(f"{mode}: {len(done)} of {settings.handoffs} handoffs")
 
     async with httpx.AsyncClient(base_url=trio.url) as client, asyncio.TaskGroup() as group:
         for _ in range(settings.at_once):
             group.create_task(worker(client))
-    return done
+    return done, lost
 
 
 @contextmanager
