@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.frames import CloseCode
 from websockets.typing import Subprotocol
 
 from pdrelay.engine.base import EngineStatus
@@ -38,6 +39,7 @@ _log = logging.getLogger(__name__)
 FIRST_RETRY, LAST_RETRY = 0.2, 2.0
 """Seconds between attempts to connect: doubled from the first to the last."""
 
+SILENT_PINGS: Final = 3
 CLOSE_TIMEOUT: Final = 1.0
 MAX_FRAME: Final = 16 * 2**20
 
@@ -46,8 +48,8 @@ class WebSocketEngine:
     """An `Engine` at `address` (`host:port`). Construct inside a running loop: it connects at once, and again for ever.
 
     `tls` None is plain TCP, for tests. The engine's certificate must bear `server_name` (default: the instance's name),
-    whatever the address says. An engine that answers no ping is taken for dead: at the latest after
-    `ping_interval + ping_timeout + CLOSE_TIMEOUT` seconds.
+    whatever the address says. An engine that answers `SILENT_PINGS` pings in a row not at all, sent every
+    `ping_interval` seconds, is taken for dead. They are counted, not timed, because it may be us who stood still.
     """
 
     def __init__(
@@ -58,13 +60,12 @@ class WebSocketEngine:
         *,
         server_name: str | None = None,
         ping_interval: float = 1.5,
-        ping_timeout: float = 2.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._instance, self._tls, self._clock = instance, tls, clock
         self._server_name = None if tls is None else server_name or instance
         self._url = f"{'ws' if tls is None else 'wss'}://{address}{PATH}"
-        self._pings = (ping_interval, ping_timeout)
+        self._ping_interval = ping_interval
         self._status = EngineStatus(False, clock(), "not connected yet", None, None)
         self._sessions: dict[str, SessionHandle] = {}
         self._unsent: list[ToEngine] = []
@@ -115,7 +116,7 @@ class WebSocketEngine:
                 await self._connect_once()
             except Exception as error:
                 was_healthy = self._status.healthy
-                self._went_down(_explain(error, self._pings[1]))
+                self._went_down(_explain(error))
                 delay = FIRST_RETRY if was_healthy else min(delay * 2, LAST_RETRY)
             await asyncio.sleep(delay)
 
@@ -128,18 +129,18 @@ class WebSocketEngine:
             proxy=None,  # the environment's web proxy is not meant for engines
             open_timeout=5,
             close_timeout=CLOSE_TIMEOUT,
-            ping_interval=self._pings[0],
-            ping_timeout=self._pings[1],
+            ping_interval=None,  # by `_ping`
             max_size=MAX_FRAME,
             ssl=self._tls,
             server_hostname=self._server_name,
         ) as websocket:
-            writer = asyncio.create_task(self._write(websocket))
+            helpers = [asyncio.create_task(work(websocket)) for work in (self._write, self._ping)]
             try:
                 await self._read(websocket)
             finally:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
+                for helper in helpers:
+                    helper.cancel()
+                await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _read(self, websocket: ClientConnection) -> None:
         sessions = self._sessions
@@ -158,6 +159,14 @@ class WebSocketEngine:
             self._wake.clear()
             messages, self._unsent = self._unsent, []
             await websocket.send(encode(messages))
+
+    async def _ping(self, websocket: ClientConnection) -> None:
+        silent = 0
+        while silent < SILENT_PINGS:
+            answered = asyncio.ensure_future(await websocket.ping())
+            await asyncio.sleep(self._ping_interval)
+            silent = 0 if answered.done() else silent + 1
+        await websocket.close(CloseCode.INTERNAL_ERROR, "no answer to pings")
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Hello):
@@ -190,7 +199,7 @@ class _WrongEngineError(Exception):
     """Who answers is not the engine that we want."""
 
 
-def _explain(error: Exception, ping_timeout: float) -> str:
+def _explain(error: Exception) -> str:
     """Why there is no connection, for operators."""
     match error:
         case OSError():
@@ -200,7 +209,7 @@ def _explain(error: Exception, ping_timeout: float) -> str:
         case InvalidMessage():
             return "closed the connection during the handshake (does it accept our certificate?)"
         case ConnectionClosed():
-            return _explain_close(error, ping_timeout)
+            return _explain_close(error)
         case msgspec.DecodeError():
             return f"sent a malformed frame: {error}"
         case InvalidHandshake() | _WrongEngineError() | ProtocolError():
@@ -224,9 +233,9 @@ def _explain_attempt(error: OSError) -> str:
             return (error.strerror or str(error)).lower()
 
 
-def _explain_close(error: ConnectionClosed, ping_timeout: float) -> str:
+def _explain_close(error: ConnectionClosed) -> str:
     if error.rcvd is not None:
         return error.rcvd.reason or {1001: "shut down", 1012: "shut down"}.get(error.rcvd.code, "closed the connection")
-    if error.sent is not None and error.sent.code == 1011:
-        return f"no answer to a ping for {ping_timeout:g} s"
+    if error.sent is not None and error.sent.code == CloseCode.INTERNAL_ERROR:
+        return f"no answer to {SILENT_PINGS} pings"
     return "connection lost"
