@@ -333,6 +333,8 @@ def answer_pings(server: socket.socket) -> None:
                     protocol.send_response(protocol.accept(event))
                     protocol.send_binary(encode([CountingBackend().hello]))
             for data in protocol.data_to_send():
+                if not data:  # the end of what is to be sent
+                    return
                 peer.sendall(data)
 
 
@@ -349,7 +351,7 @@ async def test_a_gateway_that_stood_still_keeps_its_engines(eventually) -> None:
         assert engine.status.healthy
         assert engine.status.since == since
         await engine.aclose()
-        thread.join(10)
+        await asyncio.to_thread(thread.join, 10)
 
 
 async def test_one_frame_per_tick(serve) -> None:
