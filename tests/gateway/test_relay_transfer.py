@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pdrelay.depot.base import TransferStats
-from pdrelay.errors import DepotUnavailableError
+from pdrelay.errors import DepotUnavailableError, ProtocolError
 from pdrelay.gateway.route import Route
 from pdrelay.gateway.transfer import PageTransfer
 from pdrelay.kv.demand import Demand
@@ -47,10 +48,14 @@ async def test_every_transfer_is_opened_and_ended_once(relay_depot: str | None, 
     assert not depot.live
 
 
-async def test_a_depot_that_does_not_hear_is_told_of() -> None:
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [(DepotUnavailableError("no answer"), "is down: no answer"), (ProtocolError("no"), "refused the transfer: no")],
+)
+async def test_a_depot_that_does_not_take_a_transfer_is_told_of(error: Exception, what: str) -> None:
     class Deaf(Depot):
         async def transfer(self, transfer: Any) -> None:
-            raise DepotUnavailableError("no answer")
+            raise error
 
         async def end(self, xfer: str) -> TransferStats:
             raise DepotUnavailableError("no answer")
@@ -59,7 +64,30 @@ async def test_a_depot_that_does_not_hear_is_told_of() -> None:
     transfer = _transfer(Deaf(), None)
     transfer.start(told.append)
     await transfer.end(keep_sending=False)
-    assert told == ["the depot beside p is down: no answer"]
+    assert told == [f"the depot beside p {what}"]
+
+
+async def test_a_cancelled_end_still_ends_what_the_depot_has_not_answered_yet() -> None:
+    class Silent(Depot):
+        async def transfer(self, transfer: Any) -> None:
+            await super().transfer(transfer)
+            await asyncio.Event().wait()
+
+        async def end(self, xfer: str) -> TransferStats:
+            self.live.pop(xfer, None)  # a depot takes the end of what it never heard of
+            return TransferStats()
+
+    depot = Silent()
+    transfer = _transfer(depot, "host-r")
+    transfer.start(failed=pytest.fail)
+    ending = asyncio.create_task(transfer.end(keep_sending=False))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert depot.live
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert not depot.live
 
 
 def _transfer(depot: Depot, relay_depot: str | None) -> PageTransfer:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pdrelay.depot.base import Transfer, TransferStats
-from pdrelay.errors import DepotUnavailableError
+from pdrelay.errors import DepotUnavailableError, PdrelayError
 from pdrelay.gateway.route import Route
 from pdrelay.kv.demand import Demand
 
@@ -52,6 +52,8 @@ class PageTransfer:
                 await self._depot.transfer(self._to_relay)
         except DepotUnavailableError as error:
             failed(f"the depot beside {self._beside} is down: {error}")
+        except PdrelayError as error:
+            failed(f"the depot beside {self._beside} refused the transfer: {error}")
 
     async def stats(self) -> TransferStats:
         """What was sent so far; what was known last when the depot is gone."""
@@ -66,13 +68,18 @@ class PageTransfer:
             return
         self.open = False
         assert self._start is not None
-        await self._start  # a depot must hear of the end last
         try:
-            if self._to_relay is not None:
-                with suppress(DepotUnavailableError):
-                    await self._depot.end(self._to_relay.xfer)
-        finally:  # a cancelled request still ends the other one
-            await self._end_main(keep_sending=keep_sending)
+            await self._start  # a depot must hear of the end last
+        finally:  # a cancelled request, which cancels what it awaits, still ends both
+            try:
+                await self._end_relay()
+            finally:
+                await self._end_main(keep_sending=keep_sending)
+
+    async def _end_relay(self) -> None:
+        if self._to_relay is not None:
+            with suppress(DepotUnavailableError):
+                await self._depot.end(self._to_relay.xfer)
 
     async def _end_main(self, *, keep_sending: bool) -> None:
         xfer = self._transfer.xfer
