@@ -23,7 +23,7 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.01)
+        time.sleep(0.01)  # a poll against a deadline: what is awaited is another process
 
 
 class Run:

@@ -57,7 +57,7 @@ def test_a_dead_part_shows_in_status_and_needs_restart(run):
     deadline = time.monotonic() + 10
     while run.read_state().part("b").condition != "exited":
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(0.01)  # a poll against a deadline: what is awaited is another process
     with pytest.raises(StartError, match=r"already running, but b ended"):
         up(run)
     result = CliRunner().invoke(main, ["status", "--run-dir", str(run.path)])
