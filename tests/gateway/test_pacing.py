@@ -52,11 +52,22 @@ def test_what_is_held_fills_the_pause_and_the_stream_catches_up():
         pacer.take(float(index))
     held = pacer.held
     assert held == 3
-    pacer.spread(4.0)
+    pacer.spread(4.0, 0.5)
     times = shown_at(pacer, 23.0)
     assert times == [20.0, 21.0, 22.0]
     pacer.put(batch(20))
     assert pacer.take(23.0).ids == [20]
+
+
+def test_what_is_held_is_shown_no_faster_than_it_was_made():
+    """A switch that takes longer than expected then finds some of it left."""
+    pacer = Pacer()
+    pacer.hold_back(3, 1.25)
+    for index in range(20):
+        pacer.put(batch(index))
+        pacer.take(float(index))
+    pacer.spread(0.4, 1.0)
+    assert shown_at(pacer, 23.0) == [20.0, 21.0, 22.0]
 
 
 @given(
@@ -78,7 +89,7 @@ def test_nothing_is_lost_doubled_or_reordered_and_all_comes_out(steps):
         elif step == "hold":
             pacer.hold_back(value, float(value))
         elif step == "spread":
-            pacer.spread(float(value))
+            pacer.spread(float(value), now % 2)
         elif step == "catch_up":
             pacer.catch_up(float(value))
         elif step == "release":

@@ -81,7 +81,7 @@ def test_a_main_decode_whose_rounds_take_longer_is_not_waited_for_in_vain():
 def test_the_switch_waits_until_its_pause_can_be_filled():
     near = READY._replace(main_known=39)
     _, decision = decide(Settings("catch_up", BOUND, pace=1.25), State(), near)
-    assert (decision.action, decision.hold_back) == (Action.STAY, 3)
+    assert (decision.action, decision.hold_back) == (Action.STAY, 2)
     assert action("catch_up", near._replace(held=3), pace=1.25) is Action.SWITCH
     for hurry in (
         {"relay_silence": 0.3}, {"relay_tokens": 100}, {"relay_kv_usage": 0.9}, {"rounds": MAX_PACED_ROUNDS}

@@ -39,6 +39,7 @@ class Settings(NamedTuple):
     """The options of the command."""
 
     parts: Sequence[str] = ("incremental", "seams")
+    modes: Sequence[Mode] = MODES
     handoffs: int = 24  # a mode
     at_once: int = 4
     prompt_tokens: tuple[int, int] = (80, 240)
@@ -47,6 +48,7 @@ class Settings(NamedTuple):
     sizes: Sequence[int] = SIZES
     rate: str = "20mbit"
     rtt: str = "30ms"
+    step_time: str = "0s"  # vLLM's steps take at least this long
     emulated: bool = False
 
 
@@ -67,6 +69,8 @@ class Report(msgspec.Struct, kw_only=True):
 def new_report(command: str, settings: Settings) -> Report:
     """An empty report."""
     engine = "emulated" if settings.emulated else "vLLM on CPU, SmolLM2-135M-Instruct"
+    if parse_time(settings.step_time):
+        engine += f", steps of at least {settings.step_time}"
     return Report(
         machine=describe(), command=command, engine=engine, line=f"{settings.rate}, round trip {settings.rtt}"
     )
@@ -74,7 +78,8 @@ def new_report(command: str, settings: Settings) -> Report:
 
 async def run(settings: Settings, report: Report, progress: Callable[[str], None]) -> None:
     """Fills `report`; what one part cannot do does not lose the others."""
-    options = ["--wan-rate", settings.rate, "--wan-rtt", settings.rtt, *(["--emulated"] if settings.emulated else [])]
+    options = ["--wan-rate", settings.rate, "--wan-rtt", settings.rtt, "--step-time", settings.step_time]
+    options += ["--emulated"] if settings.emulated else []
     with _reported(report, "deployment"):
         progress("starting the engines")
         async with running(options) as trio:
@@ -93,7 +98,7 @@ async def _seams(
     trio: Trio, settings: Settings, vocabulary: int, report: Report, progress: Callable[[str], None]
 ) -> None:
     """The same prompts lengths in both modes; every request is cold, relayed and handed over when its KV is there."""
-    for mode in MODES:
+    for mode in settings.modes:
         streams, lost = await _streams(trio, settings, vocabulary, mode, progress)
         if lost:
             report.failures[f"seams {mode}"] = f"{len(lost)} of {settings.handoffs} requests, the first: {lost[0]}"

@@ -13,6 +13,9 @@ from pdrelay.bench.streams import Stream
 AROUND = 8
 """Gaps on each side of the seam that count as around it; windows elsewhere have as many."""
 
+FIRST = 2
+"""Gaps at the start of a stream that count nowhere: those tokens wait for prefill and transfers."""
+
 CURVE_SECONDS = 2.0
 BIN_SECONDS = 0.1
 
@@ -40,7 +43,7 @@ class Seams(msgspec.Struct, frozen=True, kw_only=True):
 
 def seams(mode: str, streams: Sequence[Stream], round_trip: float) -> Seams | None:
     """None when no stream was handed over far enough from both of its ends."""
-    handed = [s for s in streams if (at := s.trace.get("handoff_index")) and AROUND < at < len(s.arrivals) - AROUND]
+    handed = [s for s in streams if FIRST + AROUND < (s.trace["handoff_index"] or 0) < len(s.arrivals) - AROUND]
     if not handed:
         return None
     gaps = [np.diff(stream.arrivals) for stream in handed]
@@ -71,9 +74,8 @@ def seams(mode: str, streams: Sequence[Stream], round_trip: float) -> Seams | No
 
 
 def _elsewhere(gaps: np.ndarray, seam: int) -> list[float]:
-    """Pauses of windows side by side that have no gap in common with those around the seam; the first tokens, which
-    wait for transfers, are left out."""
-    starts = [*range(2, seam - 3 * AROUND + 1, 2 * AROUND), *range(seam + AROUND, len(gaps), 2 * AROUND)]
+    """Pauses of windows side by side that have no gap in common with those around the seam."""
+    starts = [*range(FIRST, seam - 3 * AROUND + 1, 2 * AROUND), *range(seam + AROUND, len(gaps), 2 * AROUND)]
     return [float(gaps[start : start + 2 * AROUND].max()) for start in starts if start + 2 * AROUND <= len(gaps)]
 
 

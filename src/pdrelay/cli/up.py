@@ -26,6 +26,9 @@ _DEFAULT_PORT = 8000
               help="pdd: with relay. cdc_pd: decode waits for the line. idc_pd: decode beside prefill.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", show_default=True,
               help="Number format of weights and KV cache.")  # fmt: skip
+@click.option("--step-time", metavar="TIME", default="0s", show_default=True,
+              help="vLLM's engines take at least this long for a step, and leave the cores to others meanwhile: for "
+                   "measurements on a machine that all engines share.")  # fmt: skip
 @click.option("--config", "config_path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
               help="Start the parts of this deployment file instead; the options above then do not apply.")  # fmt: skip
 @click.option("--run-dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),

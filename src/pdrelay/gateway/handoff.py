@@ -88,7 +88,7 @@ class Handoff:
         """The relay has stopped: what is held back fills the time until main decode's first token."""
         self.extra_tokens = len(self._splice.tokens) - (self._ready_at or len(self._splice.tokens))
         last = self.extends[-1].seconds if self.extends else self._terms.round_trip
-        self._pacer.spread(last)
+        self._pacer.spread(last, self._interval)
 
     def main_decoded(self) -> None:
         """Main decode's tokens come."""

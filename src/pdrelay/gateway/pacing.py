@@ -39,10 +39,11 @@ class Pacer:
         """Keeps `target` tokens back; until so many are held one is shown every `spacing` seconds."""
         self._target, self._spacing = target, spacing
 
-    def spread(self, seconds: float) -> None:
-        """Shows what is held evenly over the next `seconds`."""
+    def spread(self, seconds: float, interval: float) -> None:
+        """Shows what is held evenly over the next `seconds`, but no faster than one every `interval`: what is left when
+        new tokens come sooner is not lost, and a pause that lasts longer is shorter for it."""
         self._target = 0
-        self._spacing = seconds / (len(self._held) + 1) if self._held else 0.0
+        self._spacing = max(interval, seconds / (len(self._held) + 1)) if self._held else 0.0
 
     def catch_up(self, interval: float) -> None:
         """Tokens come again every `interval`: shows them faster than that until none is held."""

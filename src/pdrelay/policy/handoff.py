@@ -182,7 +182,7 @@ def _hold_back(settings: Settings, request: RelayedRequest) -> int:
     """Tokens that fill the pause of the switch; some, when their interval is not known yet."""
     if settings.pace <= 1 or request.forced_at is not None:
         return 0
-    return min(made_during_switch(request) + 1, MAX_HELD, request.remaining)
+    return min(made_during_switch(request), MAX_HELD, request.remaining)
 
 
 def _catch_up(request: RelayedRequest, hold_back: int) -> Decision:

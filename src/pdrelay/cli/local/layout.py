@@ -32,17 +32,21 @@ class Settings(NamedTuple):
     port: int = 8000
     policy: str = "pdd"
     dtype: str = "bfloat16"
+    step_time: str = "0s"
 
     def check(self) -> None:
         """Raises ConfigError naming the option that is wrong."""
         for option, value, parse in (
             ("--wan-rate", self.wan_rate, parse_line_rate),
             ("--wan-rtt", self.wan_rtt, parse_time),
+            ("--step-time", self.step_time, parse_time),
         ):
             try:
                 parse(value)
             except ValueError as error:
                 raise ConfigError(f"{option}: {error}") from error
+        if self.emulated and parse_time(self.step_time):
+            raise ConfigError("--step-time: found with --emulated, expected vLLM's engines: a profile times the others")
 
     @property
     def line_rate(self) -> str:
@@ -138,5 +142,13 @@ def _instance(name: str, cluster: str, roles: list[str], host: str, **addresses:
 def _engine(settings: Settings, model: Demo) -> toml.Table:
     if not settings.emulated:
         # Three engines share this machine; more threads than cores would spin against each other.
-        return {"engine": "vllm", "env": {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 3))}}
+        env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 3))}
+        if step := parse_time(settings.step_time):
+            worker = "pdrelay.engine.vllm.steady_worker.SteadyCPUWorker"
+            return {
+                "engine": "vllm",
+                "args": ["--worker-cls", worker],
+                "env": {**env, "PDRELAY_STEP_SECONDS": str(step)},
+            }
+        return {"engine": "vllm", "env": env}
     return {"engine": "emulated", "profile": str(model.profile or shipped("tiny-emulated"))}
