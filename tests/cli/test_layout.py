@@ -60,10 +60,27 @@ def test_parts_start_line_first_and_engines_last(tmp_path):
     assert parts[0].arguments[-2:] == ["--rate", "unlimited"]
 
 
-@pytest.mark.parametrize(("field", "value"), [("wan_rate", "fast"), ("wan_rtt", "30")])
-def test_a_bad_option_is_named(field, value):
-    with pytest.raises(ConfigError, match="--wan-"):
-        Settings(**{field: value}).check()
+def test_a_step_time_chooses_the_worker_that_keeps_it(tmp_path):
+    deployment, _ = write(tmp_path, Settings(step_time="150ms"))
+    for instance in deployment.instance:
+        module, _, name = instance.args[instance.args.index("--worker-cls") + 1].rpartition(".")
+        assert (Path("src", *module.split(".")).with_suffix(".py")).read_text().count(f"class {name}(") == 1
+        assert instance.env["PDRELAY_STEP_SECONDS"] == "0.15"
+    assert not write(tmp_path, Settings())[0].instance[0].args
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"wan_rate": "fast"}, "--wan-rate"),
+        ({"wan_rtt": "30"}, "--wan-rtt"),
+        ({"step_time": "slow"}, "--step-time"),
+        ({"step_time": "10ms", "emulated": True}, "--step-time: found with --emulated"),
+    ],
+)
+def test_a_bad_option_is_named(options, named):
+    with pytest.raises(ConfigError, match=named):
+        Settings(**options).check()
 
 
 def test_ports_are_distinct_and_a_taken_one_is_told_with_its_owner():

@@ -14,6 +14,7 @@ from pdrelay.policy.handoff import (
     decide,
     made_during_switch,
     observe_extend,
+    stays,
 )
 
 BOUND = RelayBound(tokens=100, seconds=10.0, pressure=0.9)
@@ -112,6 +113,23 @@ def test_the_bound_shrinks_with_the_relays_load():
     bounds = [bound_now(BOUND, usage) for usage in (0.0, 0.5, 0.7, 0.9, 1.0)]
     assert [bound.tokens for bound in bounds] == [100, 100, 62, 25, 25]
     assert bounds[3].seconds == 2.5
+
+
+@given(
+    usage=st.floats(0, 1),
+    tokens=st.integers(1, 1000),
+    seconds=st.floats(0, 100),
+    strained=st.booleans(),
+    preference=st.sampled_from(["one_shot", "catch_up", "dynamic"]),
+)
+def test_what_is_said_to_stay_is_decided_to_stay(usage, tokens, seconds, strained, preference):
+    settings, state = Settings(preference, BOUND), State(strained=frozenset({"r"} if strained else ()))
+    request = FRESH._replace(relay_kv_usage=usage, relay_tokens=tokens, relay_seconds=seconds)
+    if stays(settings, state, "r", usage):
+        after, decision = decide(settings, state, request)
+        assert (after, decision.action, decision.hold_back) == (state, Action.STAY, 0)
+    else:
+        assert strained or usage >= settings.strain
 
 
 @given(made=st.integers(1, 5), pace=st.sampled_from([1.0, 1.25]), round_trip=st.floats(0, 0.3), reserve=st.booleans())

@@ -193,7 +193,7 @@ async def _profile(
     return InstanceProfile(
         name=name, prefill=fitted.prefill, decode=fitted.decode, extend=fitted.extend, kv_per_token=size, kv_fixed=0.0,
         kv_capacity=tokens * size, max_num_seqs=hello.max_num_seqs,
-        prefill_chunk=_chunk(parts.deployment, name),
+        prefill_chunk=_chunk(parts.deployment, name), page_tokens=hello.contract.page_tokens,
     )  # fmt: skip
 
 

@@ -10,7 +10,17 @@ from pdrelay.gateway.base import Extend, GenerationRequest, Tier
 from pdrelay.gateway.legs import Leg
 from pdrelay.gateway.pacing import Pacer
 from pdrelay.gateway.splice import Splice
-from pdrelay.policy.handoff import Action, Decision, Mode, RelayedRequest, Settings, State, decide, observe_extend
+from pdrelay.policy.handoff import (
+    Action,
+    Decision,
+    Mode,
+    RelayedRequest,
+    Settings,
+    State,
+    decide,
+    observe_extend,
+    stays,
+)
 
 RECENT = 16
 """Arrivals of which the mean interval between the relay's tokens is taken."""
@@ -63,12 +73,21 @@ class Handoff:
 
     def action(self, main: Leg, now: float) -> Action:
         """What to do now with a request that the relay decodes."""
+        if not main.opened and self._stays():
+            return Action.STAY
         self._shared.state, decision = decide(self._shared.settings, self._shared.state, self._view(main, now))
         self.mode = decision.mode
         if main.opened and self._ready_at is None:
             self._ready_at = len(self._splice.tokens)
         self._set_pace(decision)
         return decision.action
+
+    def _stays(self) -> bool:
+        """Most looks are at a request for which there is nothing to decide yet."""
+        relay, shared = self._relay, self._shared
+        usage = relay.status.load.kv_usage if relay is not None and relay.status.load else 0.0
+        forced = self._terms.forced_at is not None
+        return not forced and stays(shared.settings, shared.state, relay.instance if relay else "", usage)
 
     def told(self, main: Leg, now: float) -> None:
         """Main decode is being told all tokens, to extend or to take over."""

@@ -59,6 +59,7 @@ class InstanceProfile:
     max_num_seqs: int
     prefill_chunk: int  # tokens
     price: float = 0.0  # for an hour
+    page_tokens: int = 1  # KV travels in pages of so many tokens, a prompt's last one whole
     notes: tuple[str, ...] = ()  # origin of each number that is not measured
 
     def prefill_seconds(self, uncached: float, cached: float = 0) -> float:

@@ -136,6 +136,12 @@ def decide(settings: Settings, state: State, request: RelayedRequest) -> tuple[S
     return state, _catch_up(request, 0 if hurry else _hold_back(settings, request))
 
 
+def stays(settings: Settings, state: State, relay: str, kv_usage: float) -> bool:
+    """Whether `decide` lets every request stay at `relay` for which MainDecode is not ready and no index is forced:
+    what else is true of it need not be looked at then."""
+    return kv_usage < min(settings.bound.pressure, settings.strain) and relay not in state.strained
+
+
 def made_during_switch(request: RelayedRequest) -> int:
     """Tokens that the relay makes in one round trip and one step of MainDecode, or in the quickest round so far:
     less cannot be left when the switch is decided."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pdrelay.perf.instance import InstanceProfile
 from pdrelay.sim.events import Events
 from pdrelay.sim.line import Line, Transfer
 from pdrelay.sim.parts import Depot
@@ -21,6 +22,7 @@ class Delivery:
         "_line",
         "_on_arrival",
         "_opened",
+        "_page",
         "_ready",
         "arrived",
         "transfer",
@@ -28,13 +30,13 @@ class Delivery:
     )  # fmt: skip
 
     def __init__(
-        self, events: Events, line: Line | None, have: int, bytes_per_token: float, fixed: float,
+        self, events: Events, line: Line | None, have: int, profile: InstanceProfile,
         on_arrival: Callable[[Delivery], None],
     ) -> None:  # fmt: skip
-        """`have`: leading tokens that the addressee holds. `fixed`: bytes that go with the last token."""
-        self._events, self._line, self._have = events, line, have
-        self._bytes_per_token, self._fixed, self._on_arrival = bytes_per_token, fixed, on_arrival
-        self._fed = self._ready = have
+        """`have`: leading tokens that the addressee holds. `profile`: of the engine that computes the KV."""
+        self._events, self._line, self._on_arrival = events, line, on_arrival
+        self._page, self._bytes_per_token, self._fixed = profile.page_tokens, profile.kv_per_token, profile.kv_fixed
+        self._have = self._fed = self._ready = have - have % self._page
         self.whole = self._opened = self.arrived = False
         self.transfer: Transfer | None = None
 
@@ -47,22 +49,26 @@ class Delivery:
 
     def feed(self, tokens: int) -> None:
         """The first `tokens` tokens are computed."""
-        if tokens > self._ready:
-            self._ready = tokens
+        if (whole := tokens - tokens % self._page) > self._ready:
+            self._ready = whole
             if self._opened:
                 self._send()
 
     def finish(self, tokens: int) -> None:
         """All `tokens` tokens are computed."""
-        self._ready = max(self._ready, tokens)
+        self._ready = max(self._ready, self._paged(tokens))
         self.whole = True
         if self._opened:
             self._send()
 
     def size(self, tokens: int) -> float:
         """Bytes of KV that the addressee lacks of a prompt of `tokens` tokens, when they cross a line."""
-        lacking = tokens - self._have
+        lacking = self._paged(tokens) - self._have
         return lacking * self._bytes_per_token + self._fixed if lacking > 0 and self._line is not None else 0.0
+
+    def _paged(self, tokens: int) -> int:
+        """Tokens of all pages of a prompt: the last page goes whole."""
+        return tokens + -tokens % self._page
 
     def _send(self) -> None:
         if self._line is None or self.transfer is None:

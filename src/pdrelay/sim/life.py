@@ -86,7 +86,7 @@ class Life:
         line = world.line(source.cluster, self.prefill.cluster)
 
         def fetch() -> None:
-            delivery = Delivery(world.events, line, have, profile.kv_per_token, profile.kv_fixed, lambda _: then())
+            delivery = Delivery(world.events, line, have, profile, lambda _: then())
             delivery.open()
             delivery.finish(tokens)
             self.record.wan_bytes += delivery.size(tokens)
@@ -130,7 +130,7 @@ class Life:
             line = world.line(self.prefill.cluster, self.relay.cluster)
             have = held.get(self.relay.name, 0)
             at_relay = self._still_delivery(self._relay_has_pages)
-            to_relay = Delivery(world.events, line, have, profile.kv_per_token, profile.kv_fixed, at_relay)
+            to_relay = Delivery(world.events, line, have, profile, at_relay)
             self._deliveries.append(to_relay)
             to_relay.open()
         line = world.line(self.prefill.cluster, self.main.cluster)
@@ -144,7 +144,7 @@ class Life:
             if not self.done and delivery in self._deliveries:
                 self._main_has_pages(delivery)
 
-        to_main = Delivery(world.events, line, have, profile.kv_per_token, profile.kv_fixed, arrived)
+        to_main = Delivery(world.events, line, have, profile, arrived)
         self._deliveries.append(to_main)
         if main.depot is self.prefill.depot:
             to_main.open()

@@ -30,7 +30,7 @@ import click
               help="Draw the output rate across the seam (.png, .svg).")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_context
-def command(context: click.Context, quick: bool, plot_path: Path | None, as_json: bool, **options: Any) -> int:
+def command(context: click.Context, /, quick: bool, plot_path: Path | None, as_json: bool, **options: Any) -> int:
     """Start a deployment on this machine and measure its handoffs.
 
     incremental: main decode computes the relay's tokens from their ids, beside having their KV sent over the line.
