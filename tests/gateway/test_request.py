@@ -11,6 +11,7 @@ from pdrelay.engine.messages import Failed
 from pdrelay.errors import EngineRejectedError, EngineUnavailableError
 from pdrelay.gateway.legs import Notice
 from pdrelay.policy.base import Pipeline
+from pdrelay.policy.handoff import MAX_EXTEND
 
 
 async def test_relay_and_main_decode_wait_for_the_prompts_pages_from_the_start():
@@ -169,6 +170,28 @@ async def test_catch_up_extends_while_the_relay_goes_on_then_switches():
         assert scene.seen == list(range(100, 112))
         trace = await scene.run.trace()
         assert (trace.handoff_mode, trace.handoff_rounds, trace.handoff_index) == ("catch_up", 1, 11)
+
+
+async def test_after_a_long_stay_main_decode_is_told_a_bounded_part_at_a_time():
+    """Its other requests wait for each forward."""
+    made = 2 * MAX_EXTEND + 50
+    async with Scene(mode="catch_up") as scene:
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.rld.last.tokens(1, *range(101, 100 + made))
+        await scene.settle()
+        scene.md.last.opened()
+        await scene.settle()
+        for _ in range(2):
+            scene.md.last.extended()
+            await scene.settle()
+        extends = scene.md.last.extends
+        assert [len(part) for part in extends] == [MAX_EXTEND, MAX_EXTEND, 50]
+        assert [token for part in extends for token in part] == list(range(100, 100 + made))
+        scene.rld.last.tokens(made, 100 + made, last=True)
+        scene.rld.last.finished("length")
+        await scene.settle()
+        assert scene.seen == list(range(100, 101 + made))
 
 
 async def test_main_lost_while_the_relay_decodes_goes_unnoticed():
@@ -460,7 +483,7 @@ async def test_tokens_are_held_back_until_they_can_fill_the_pause_of_the_switch(
                 break
         await scene.until(lambda: bool(scene.md.last.takeovers))
         trace = await scene.run.trace()
-        assert trace.held_back >= 2
+        assert trace.held_back >= 1
         assert trace.handoff_index == len(trace.token_ids)
         scene.md.last.tokens(trace.handoff_index, 7, last=True)
         scene.md.last.finished("stop")

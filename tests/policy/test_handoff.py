@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdrelay.policy.handoff import (
+    MAX_EXTEND,
     MAX_PACED_ROUNDS,
     MAX_ROUNDS,
     Action,
@@ -57,6 +58,8 @@ def test_one_shot(change, expected):
         ({"main_known": 40}, Action.SWITCH),
         ({"rounds": MAX_ROUNDS}, Action.SWITCH),
         ({"main_ready": False}, Action.STAY),
+        ({"rounds": MAX_ROUNDS, "tokens": MAX_EXTEND + 1}, Action.EXTEND),
+        ({"rounds": MAX_PACED_ROUNDS, "tokens": MAX_EXTEND + 1}, Action.SWITCH),
         ({"forced_at": 50, "main_known": 38}, Action.EXTEND),
         ({"forced_at": 50, "main_known": 40}, Action.STAY),
         ({"forced_at": 50, "rounds": MAX_ROUNDS}, Action.STAY),

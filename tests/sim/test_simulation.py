@@ -40,6 +40,17 @@ def test_a_cold_request_without_a_relay_waits_for_the_line() -> None:
     assert record.wan_bytes == 1000 * 1024
 
 
+def test_kv_crosses_the_line_in_whole_pages() -> None:
+    paged = replace(TINY, page_tokens=16)
+    world = trio(CdcPd())
+    instances = tuple(instance._replace(profile=paged) for instance in world.instances)
+    _, (cold,) = run(world._replace(instances=instances), COLD)
+    assert cold.wan_bytes == 1008 * 1024, "63 pages of 16 hold 1,000 tokens"
+    assert cold.kv_ready == pytest.approx(1008 * 1024 / 1e5 + WAY, abs=1e-3)
+    _, (warm,) = run(world._replace(instances=instances), WARM)
+    assert warm.wan_bytes == 32 * 1024, "it has 61 whole pages of the 990 tokens, and the last one goes whole"
+
+
 def test_a_line_that_is_faster_than_prefill_waits_for_its_end() -> None:
     _, (record,) = run(trio(CdcPd(), line=WAN._replace(rate=1e9)), COLD)
     assert record.kv_ready == pytest.approx(record.prefill_end + WAY)

@@ -17,7 +17,8 @@ from pdrelay.sim.scenario import InstanceSpec, Scenario
 from pdrelay.sim.simulation import Outcome, Simulation
 from pdrelay.workload.base import Request
 
-TINY = from_profile(load(shipped("tiny-emulated")))  # 1,024 bytes a token; 20,000 tokens/s prefill; 15 ms a step
+TINY = replace(from_profile(load(shipped("tiny-emulated"))), page_tokens=1)
+"""1,024 bytes a token; 20,000 tokens/s prefill; 15 ms a step."""
 WAN = LineSpec(rate=100_000.0, rtt=0.03)  # a cold prompt of 1,000 tokens takes ten seconds
 
 

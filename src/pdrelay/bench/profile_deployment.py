@@ -22,7 +22,7 @@ CONNECT = 10.0
 LINE_SECONDS = 3.0
 """A line is measured with transfers of about so long at its configured rate, or shorter ones."""
 
-PROMPTS = (128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
+PROMPTS = (16, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 """Lengths at which prefill is measured, as far as they are wanted."""
 
 

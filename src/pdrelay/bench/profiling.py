@@ -27,7 +27,7 @@ LOAD_WAIT = 3.0
 class Plan(NamedTuple):
     """What is measured; lengths in tokens."""
 
-    prompts: tuple[int, ...] = (128, 512, 1024, 2048, 4096)
+    prompts: tuple[int, ...] = (16, 128, 512, 1024, 2048, 4096)
     extends: tuple[int, ...] = (1, 8, 32, 128)
     contexts: tuple[int, ...] = (128, 1024)
     batches: tuple[int, ...] = (1, 2, 4)

@@ -61,7 +61,7 @@ class Handoff:
         self._opened = 0.0
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=RECENT)  # when the relay had made how many
         self._ready_at: int | None = None  # tokens when main decode was first ready
-        self._told: tuple[int, int, float] | None = None  # tokens told, tokens known before, when
+        self._told: tuple[int, int, float] | None = None  # tokens told that it did not know, tokens made, when
 
     def relay_opened(self, relay: Engine, now: float) -> None:
         """The request occupies `relay` from now on."""
@@ -89,17 +89,17 @@ class Handoff:
         forced = self._terms.forced_at is not None
         return not forced and stays(shared.settings, shared.state, relay.instance if relay else "", usage)
 
-    def told(self, main: Leg, now: float) -> None:
-        """Main decode is being told all tokens, to extend or to take over."""
-        self._told = len(self._splice.tokens), main.known, now
+    def told(self, main: Leg, tokens: int, now: float) -> None:
+        """Main decode is being told the first `tokens` tokens, to extend or to take over."""
+        self._told = tokens - main.known, len(self._splice.tokens), now
 
     def computed(self, main: Leg, now: float) -> None:
         """Main decode has computed what it was told."""
         if self._told is None:
             return
-        (told, known, since), self._told = self._told, None
-        seconds, tokens = now - since, told - known
-        self.extends.append(Extend(tokens, seconds, len(self._splice.tokens) - told))
+        (tokens, made, since), self._told = self._told, None
+        seconds = now - since
+        self.extends.append(Extend(tokens, seconds, len(self._splice.tokens) - made))
         state, compute = self._shared.state, max(seconds - self._terms.round_trip, 0.0)
         self._shared.state = observe_extend(state, main.instance, tokens, compute)
 

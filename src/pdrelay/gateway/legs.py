@@ -49,7 +49,7 @@ class Leg:
         self._session.listen(self, tap)
 
     def extend(self, tokens: list[int]) -> None:
-        """Tells the engine all `tokens` that it does not know yet, to compute their KV."""
+        """Tells the engine those of the output's first `tokens` that it does not know yet, to compute their KV."""
         self._session.extend(tokens[self.known :])
         self.known, self.busy = len(tokens), True
 

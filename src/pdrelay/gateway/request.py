@@ -28,7 +28,7 @@ from pdrelay.gateway.splice import Splice
 from pdrelay.gateway.transfer import PageTransfer
 from pdrelay.kv.demand import Demand
 from pdrelay.policy.base import Pipeline
-from pdrelay.policy.handoff import Action
+from pdrelay.policy.handoff import MAX_EXTEND, Action
 
 MAX_RESCUES = 3
 
@@ -375,8 +375,9 @@ class RequestRun:
         if action is Action.STAY:
             return
         if action is Action.EXTEND:
-            self._handoff.told(main, self._now())
-            main.extend(self._splice.tokens)
+            tokens = self._splice.tokens[: main.known + MAX_EXTEND]
+            self._handoff.told(main, len(tokens), self._now())
+            main.extend(tokens)
             return
         if self._relay is not None:
             self._relay.close()
@@ -388,7 +389,7 @@ class RequestRun:
         self._record.handed_off(len(self._splice.tokens), self._handoff, self._pacer.held)
         self._handed_off = True
         self._handoff.switched()
-        self._handoff.told(main, self._now())
+        self._handoff.told(main, len(self._splice.tokens), self._now())
         main.takeover(self._splice.tokens)
 
     # ---- bookkeeping ----

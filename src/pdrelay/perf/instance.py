@@ -116,6 +116,7 @@ def from_profile(profile: Profile, price: float = 0.0) -> InstanceProfile:
         max_num_seqs=profile.limits.max_num_seqs,
         prefill_chunk=profile.limits.prefill_chunk,
         price=price,
+        page_tokens=kv.page_tokens,
     )
 
 

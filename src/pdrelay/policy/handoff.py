@@ -29,6 +29,10 @@ MAX_ROUNDS = 8
 MAX_PACED_ROUNDS = 32
 """Extends after which Catch-Up switches although not enough is held back to fill the pause."""
 
+MAX_EXTEND = 256
+"""Tokens that MainDecode is told in one round: its other requests wait for that forward (PDD, Table 5: about 3 ms a
+token), and after a long stay on the relay there are thousands."""
+
 MAX_HELD = 32
 """Tokens that are held back at most."""
 
@@ -202,5 +206,6 @@ def _catch_up(request: RelayedRequest, hold_back: int) -> Decision:
         ready = request.held >= hold_back or request.rounds >= MAX_PACED_ROUNDS
         action = Action.SWITCH if ready else Action.STAY
     else:
-        action = Action.EXTEND if request.rounds < (MAX_PACED_ROUNDS if hold_back else MAX_ROUNDS) else Action.SWITCH
+        rounds = MAX_PACED_ROUNDS if hold_back or rest > MAX_EXTEND else MAX_ROUNDS
+        action = Action.EXTEND if request.rounds < rounds else Action.SWITCH
     return Decision(action, "catch_up", hold_back)

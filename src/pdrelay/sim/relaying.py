@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from pdrelay.policy.handoff import Action, RelayedRequest, Settings, State, decide, observe_extend
+from pdrelay.policy.handoff import MAX_EXTEND, Action, RelayedRequest, Settings, State, decide, observe_extend
 from pdrelay.sim.engine import Engine
 from pdrelay.sim.events import Event, Events
 from pdrelay.sim.parts import Instance
@@ -179,7 +179,8 @@ class Relaying:
     # ---- actions ----
 
     def _extend(self) -> None:
-        told, known = self._owner.base + self._made(), self._known
+        known = self._known
+        told = min(self._owner.base + self._made(), known + MAX_EXTEND)
         self._busy = True
         prompt, started = self._owner.prompt, self._events.now
 

@@ -19,6 +19,7 @@ from pdrelay.bench import trio
 from pdrelay.bench.compare.experiment import POLICY_FILE
 from pdrelay.bench.compare.player import Job
 from pdrelay.bench.compare.run import Progress, Report, Where, conclude, job_of, one
+from pdrelay.engine.vllm.launch import CPU_BLOCK_TOKENS
 from pdrelay.errors import PdrelayError
 from pdrelay.perf.profile import load, shipped
 from pdrelay.workload.arrivals import Arrivals
@@ -47,10 +48,10 @@ class Real(NamedTuple):
 
     @property
     def line_rate(self) -> float:
-        """Bytes a second that give the load."""
-        trace = self.trace()
-        missing = sum(request.prompt - request.cached for request in trace) * kv_per_token()
-        return missing / trace[-1].arrival / self.line_load
+        """Bytes a second that give the load. KV travels in whole pages."""
+        trace, page = self.trace(), CPU_BLOCK_TOKENS
+        pages = sum(-(-request.prompt // page) - request.cached // page for request in trace)
+        return pages * page * kv_per_token() / trace[-1].arrival / self.line_load
 
 
 def kv_per_token() -> int:
