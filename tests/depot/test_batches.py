@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from link_kit import SHAPE, World
 
+from pdrelay.cluster.topology import ScheduleName
 from pdrelay.depot.base import Transfer
-from pdrelay.depot.flow_control import BATCH_SECONDS, LARGE_BATCH, MAX_BATCH, SPREAD, FlowControl
+from pdrelay.depot.flow_control import LARGE_BATCH, LARGE_SECONDS, SPREAD, FlowControl
 from pdrelay.depot.line_estimate import LineEstimate
 from pdrelay.depot.memory import MemoryDepot, link
 from pdrelay.depot.outbox import FlyingBatch
+from pdrelay.depot.schedule import SCHEDULES
 from pdrelay.depot.tcp_lanes import TcpLanes
 
 SMALL = contract()
@@ -45,6 +47,25 @@ async def test_no_page_is_cut_for_the_last_quarter_of_a_batch(room: int, runs: l
     assert sum(map(sum, batches)) == 4 * PARTS, "what was left out is in a later batch"
 
 
+@pytest.mark.parametrize(("schedule", "urgency"), [("srpt", 0), ("fair", 1)])
+async def test_what_is_left_of_a_small_transfer_goes_ahead_unless_shares_are_equal(
+    schedule: ScheduleName, urgency: int
+) -> None:
+    p, d = (MemoryDepot(name, 8 * SMALL.page_bytes, clock=lambda: 0.0) for name in "pd")
+    between = link(p, d, stepped=True)
+    between.schedule = SCHEDULES[schedule]()
+    produce(p.engine("prefill", SMALL), "r", names(1, 2, 3, 4), SMALL)
+    await p.control().transfer(Transfer(xfer="large", names=names(1, 2, 3), to="d"))
+    await p.control().transfer(Transfer(xfer="small", names=names(4), to="d"))
+    while between.deliver_message():
+        pass
+    found = {}
+    while (batch := p.hub.senders.next_batch("d", PART_BYTES, 0.0, urgent_bytes=SMALL.page_bytes)) is not None:
+        found.setdefault(batch.xfer, batch.urgency)
+        p.hub.senders.outbox.written(batch)
+    assert found == {"small": urgency, "large": 1}
+
+
 @given(st.floats(1e5, 1e11), st.integers(0, 1 << 34), st.integers(1, 64))
 def test_a_large_batch_lasts_no_longer_and_leaves_some_for_each_connection(
     rate: float, ready: int, connections: int
@@ -55,8 +76,7 @@ def test_a_large_batch_lasts_no_longer_and_leaves_some_for_each_connection(
     size = flow.large_batch_bytes(ready)
     assert flow.batch_bytes <= size <= LARGE_BATCH
     if size > flow.batch_bytes:
-        assert size > MAX_BATCH
-        assert size <= rate * BATCH_SECONDS / connections
+        assert size <= rate * LARGE_SECONDS / connections
         assert size * SPREAD * connections <= ready
 
 

@@ -11,10 +11,16 @@ from pdrelay.depot.line_estimate import LineEstimate
 
 MIN_BATCH, MAX_BATCH = 16 << 10, 4 << 20
 LARGE_BATCH = 16 << 20
-"""At most, where much is ready to be sent: a batch costs both event loops about as much whatever its size."""
+"""At most, where much of one transfer is ready: a batch costs both event loops about as much whatever its size."""
 
-BATCH_SECONDS = 0.02
+BATCH_SECONDS = 0.01
 """A batch occupies its share of the line for about so long: what comes up meanwhile waits no longer."""
+
+LARGE_SECONDS = 0.02
+"""... one of a transfer that nothing else waits beside."""
+
+URGENT_SECONDS = 0.02
+"""What the whole line carries in so long may overtake what has not begun."""
 
 SPREAD = 2
 """What is ready makes at least so many large batches for each connection: all have work until the end."""
@@ -41,16 +47,21 @@ class FlowControl:
     @property
     def batch_bytes(self) -> int:
         """Size of the next batch, of whatever transfers."""
-        return int(min(max(self._share, MIN_BATCH), MAX_BATCH))
-
-    def large_batch_bytes(self, ready: int) -> int:
-        """Size of the next batch, of a transfer of which `ready` bytes could be sent now."""
-        return max(self.batch_bytes, int(min(self._share, LARGE_BATCH, ready / (SPREAD * self._connections))))
+        return int(min(max(self._share(BATCH_SECONDS), MIN_BATCH), MAX_BATCH))
 
     @property
-    def _share(self) -> float:
-        """Bytes that keep a connection busy for a batch's time."""
-        return min(self.estimate.rate * BATCH_SECONDS, self._known / 2) / self._connections
+    def urgent_bytes(self) -> int:
+        """A transfer of which no more is left may overtake others."""
+        return max(self.batch_bytes, int(min(self.estimate.rate * URGENT_SECONDS, self._connections * MAX_BATCH)))
+
+    def large_batch_bytes(self, ready: int) -> int:
+        """Size of the next batch of the only transfer that waits, of which `ready` bytes could be sent now."""
+        large = min(self._share(LARGE_SECONDS), LARGE_BATCH, ready / (SPREAD * self._connections))
+        return max(self.batch_bytes, int(large))
+
+    def _share(self, seconds: float) -> float:
+        """Bytes that keep a connection busy for so long."""
+        return min(self.estimate.rate * seconds, self._known / 2) / self._connections
 
     @property
     def window(self) -> int:

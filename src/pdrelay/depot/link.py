@@ -122,8 +122,11 @@ class DepotLink:
             if (wait := self._flow.wait(now)) > 0:
                 self._wake_in(wait)
                 return
-            usual = int(self._flow.batch_bytes * self._encoder.ratio)
-            batch = self._hub.senders.next_batch(self._route.depot, usual, now, self._lanes.room, self._large_batch)
+            ratio = self._encoder.ratio
+            usual, urgent = int(self._flow.batch_bytes * ratio), int(self._flow.urgent_bytes * ratio)
+            batch = self._hub.senders.next_batch(
+                self._route.depot, usual, now, self._lanes.room, self._large_batch, urgent
+            )
             if batch is None:
                 self._note_full(now)
                 return

@@ -289,20 +289,23 @@ class Senders:
     # Bulk
 
     def next_batch(
-        self, to: str, max_bytes: int, now: float, fits: Fits = _fit_always, large: LargeBatch = _never_large
-    ) -> FlyingBatch | None:
+        self, to: str, max_bytes: int, now: float, fits: Fits = _fit_always, large: LargeBatch = _never_large,
+        urgent_bytes: int = 0,
+    ) -> FlyingBatch | None:  # fmt: skip
         """What shall be sent next to `to`, None when there is nothing for which there is room. Its pages are held.
 
-        About `max_bytes`, and as many as `large` says for the transfer whose turn it is.
+        About `max_bytes`, and as many as `large` says of a transfer beside which no other waits. One of which no more
+        than `urgent_bytes` (at least `max_bytes`) is left goes ahead of what has not begun, but where shares are equal.
         """
         peer = self.peers[to]
+        urgent_bytes = 0 if peer.schedule.single else max(urgent_bytes, max_bytes)
         waiting = [sending for sending in self._live.values() if sending.ready and sending.transfer.to == to]
         for at, first in enumerate(ordered := peer.schedule.order(waiting, now, peer.rate)):
-            urgency = _urgency(first, max_bytes)
+            urgency = _urgency(first, urgent_bytes)
             if fits(first.transfer.xfer, urgency):
                 # Others fill up the batch only if it serves them as soon.
-                alike = [other for other in ordered[at:] if _urgency(other, max_bytes) == urgency]
-                size = max(max_bytes, large(self.outbox.ready_bytes(first)))
+                alike = [other for other in ordered[at:] if _urgency(other, urgent_bytes) == urgency]
+                size = max_bytes if len(waiting) > 1 else max(max_bytes, large(self.outbox.ready_bytes(first)))
                 batch = self.outbox.next_batch(alike[:1] if peer.schedule.single else alike, size, urgency)
                 if batch is not None:  # else its pages were produced anew meanwhile
                     peer.schedule.served(first, batch.payload)
@@ -382,8 +385,8 @@ class Senders:
             self._emit(Delivered(sending.transfer.xfer))
 
 
-def _urgency(sending: Sending, max_bytes: int) -> int:
+def _urgency(sending: Sending, urgent_bytes: int) -> int:
     """See FlyingBatch."""
     if sending.background:
         return 2
-    return int(sending.remaining > max_bytes)
+    return int(sending.remaining > urgent_bytes)
