@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def plot(report: Report, path: Path) -> None:
     axes = figure.subplots()
     for seam in report.seams:
         times = [-CURVE_SECONDS + BIN_SECONDS * (at + 0.5) for at in range(len(seam.curve))]
-        axes.plot(times, seam.curve, label=f"{seam.mode} ({seam.handoffs} handoffs)", marker=".", linewidth=1)
+        rates = [rate or math.nan for rate in seam.curve]  # 0: no stream reaches so far from its seam
+        axes.plot(times, rates, label=f"{seam.mode} ({seam.handoffs} handoffs)", marker=".", linewidth=1)
     axes.axvline(0.0, color="0.6", linewidth=0.8, linestyle="--")
     axes.set_xlabel("seconds from main decode's first token")
     axes.set_ylabel("tokens per second and stream")

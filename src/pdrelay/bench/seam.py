@@ -38,7 +38,8 @@ class Seams(msgspec.Struct, frozen=True, kw_only=True):
     rounds_mean: float
     relay_extra_tokens_mean: float
     held_back_mean: float
-    curve: list[float]  # tokens per second and stream in bins of BIN_SECONDS from -CURVE_SECONDS to CURVE_SECONDS
+    curve: list[float]
+    """Tokens per second and stream in bins of BIN_SECONDS from -CURVE_SECONDS to CURVE_SECONDS; 0 where no stream is."""
 
 
 def seams(mode: str, streams: Sequence[Stream], round_trip: float) -> Seams | None:
