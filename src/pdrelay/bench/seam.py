@@ -39,7 +39,7 @@ class Seams(msgspec.Struct, frozen=True, kw_only=True):
     relay_extra_tokens_mean: float
     held_back_mean: float
     curve: list[float]
-    """Tokens per second and stream in bins of BIN_SECONDS from -CURVE_SECONDS to CURVE_SECONDS; 0 where no stream is."""
+    """Tokens per second and stream in bins of BIN_SECONDS, CURVE_SECONDS to both sides; 0 where no stream reaches."""
 
 
 def seams(mode: str, streams: Sequence[Stream], round_trip: float) -> Seams | None:
