@@ -56,6 +56,11 @@ def test_all_parts_run_on_emulated_engines(tmp_path):
     assert plot.stat().st_size > 1000
 
 
+def test_a_bad_step_time_is_named():
+    result = CliRunner().invoke(command, ["--step-time", "slow"])
+    assert "--step-time" in str(result.exception)
+
+
 def test_a_bad_line_is_refused():
     result = CliRunner().invoke(command, ["--emulated", "--quick", "--json", "--wan-rtt", "fast"])
     assert "--wan-rtt" in json.loads(result.stdout)["failures"]["deployment"]

@@ -12,7 +12,7 @@ from link_kit import SHAPE, World
 
 from pdrelay.cluster.topology import ScheduleName
 from pdrelay.depot.base import Transfer
-from pdrelay.depot.flow_control import LARGE_BATCH, LARGE_SECONDS, SPREAD, FlowControl
+from pdrelay.depot.flow_control import BATCH_SECONDS, LARGE_BATCH, LARGE_SECONDS, MAX_BATCH, SPREAD, FlowControl
 from pdrelay.depot.line_estimate import LineEstimate
 from pdrelay.depot.memory import MemoryDepot, link
 from pdrelay.depot.outbox import FlyingBatch
@@ -76,6 +76,7 @@ def test_a_large_batch_lasts_no_longer_and_leaves_some_for_each_connection(
     size = flow.large_batch_bytes(ready)
     assert flow.batch_bytes <= size <= LARGE_BATCH
     if size > flow.batch_bytes:
+        assert size > MAX_BATCH or size <= (flow.batch_bytes + 1) * LARGE_SECONDS / BATCH_SECONDS
         assert size <= rate * LARGE_SECONDS / connections
         assert size * SPREAD * connections <= ready
 

@@ -44,12 +44,18 @@ def test_the_reserve_grows_while_tokens_come_faster_than_they_are_shown():
     assert all(gap == 1.0 for gap in gaps[-10:]), "the reserve is full: tokens are shown as they are made"
 
 
-def test_what_is_held_fills_the_pause_and_the_stream_catches_up():
+def with_a_reserve():
+    """Three of 20 tokens, made one a second, are held back."""
     pacer = Pacer()
     pacer.hold_back(3, 1.25)
     for index in range(20):
         pacer.put(batch(index))
         pacer.take(float(index))
+    return pacer
+
+
+def test_what_is_held_fills_the_pause_and_the_stream_catches_up():
+    pacer = with_a_reserve()
     held = pacer.held
     assert held == 3
     pacer.spread(4.0, 0.5)
@@ -61,11 +67,7 @@ def test_what_is_held_fills_the_pause_and_the_stream_catches_up():
 
 def test_what_is_held_is_shown_no_faster_than_it_was_made():
     """A switch that takes longer than expected then finds some of it left."""
-    pacer = Pacer()
-    pacer.hold_back(3, 1.25)
-    for index in range(20):
-        pacer.put(batch(index))
-        pacer.take(float(index))
+    pacer = with_a_reserve()
     pacer.spread(0.4, 1.0)
     assert shown_at(pacer, 23.0) == [20.0, 21.0, 22.0]
 

@@ -13,7 +13,7 @@ from pdrelay.bench.producer import Producer, Template, template_of
 from pdrelay.bench.settings import Place
 from pdrelay.cluster import certs
 from pdrelay.cluster.config import GATEWAY
-from pdrelay.cluster.topology import HugePages, ScheduleName
+from pdrelay.cluster.topology import ScheduleName
 from pdrelay.depot.control_client import ControlClient, control_over_unix
 from pdrelay.errors import BenchError, DepotUnavailableError
 from pdrelay.kv.contract import KVContract
@@ -48,7 +48,6 @@ class LinkOptions(NamedTuple):
     encryption: Encryption = "tls"
     schedule: ScheduleName = "srpt"
     transport: Transport = "tcp"
-    huge_pages: HugePages = "off"  # of both arenas
 
 
 class Site(NamedTuple):
@@ -150,7 +149,6 @@ def _config(home: Path, tls: Path, route: Route, link: LinkOptions, arena: int) 
         yield f'socket = "{home / host}.sock"'
         yield f'listen = "{listen}"'
         yield f'arena = "{arena}B"'
-        yield f'huge_pages = "{link.huge_pages}"'
     yield "[[link]]"
     yield 'source = "dc-a"'
     yield 'target = "dc-b"'

@@ -48,7 +48,7 @@ class Settings(NamedTuple):
     sizes: Sequence[int] = SIZES
     rate: str = "20mbit"
     rtt: str = "30ms"
-    step_time: str = "0s"  # vLLM's steps take at least this long
+    step_time: float = 0.0  # seconds that a step of vLLM takes at least
     emulated: bool = False
 
 
@@ -69,8 +69,8 @@ class Report(msgspec.Struct, kw_only=True):
 def new_report(command: str, settings: Settings) -> Report:
     """An empty report."""
     engine = "emulated" if settings.emulated else "vLLM on CPU, SmolLM2-135M-Instruct"
-    if parse_time(settings.step_time):
-        engine += f", steps of at least {settings.step_time}"
+    if settings.step_time:
+        engine += f", steps of at least {settings.step_time * 1e3:g}ms"
     return Report(
         machine=describe(), command=command, engine=engine, line=f"{settings.rate}, round trip {settings.rtt}"
     )
@@ -78,7 +78,7 @@ def new_report(command: str, settings: Settings) -> Report:
 
 async def run(settings: Settings, report: Report, progress: Callable[[str], None]) -> None:
     """Fills `report`; what one part cannot do does not lose the others."""
-    options = ["--wan-rate", settings.rate, "--wan-rtt", settings.rtt, "--step-time", settings.step_time]
+    options = ["--wan-rate", settings.rate, "--wan-rtt", settings.rtt, "--step-time", f"{settings.step_time}s"]
     options += ["--emulated"] if settings.emulated else []
     with _reported(report, "deployment"):
         progress("starting the engines")

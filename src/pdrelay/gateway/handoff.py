@@ -84,10 +84,9 @@ class Handoff:
 
     def _stays(self) -> bool:
         """Most looks are at a request for which there is nothing to decide yet."""
-        relay, shared = self._relay, self._shared
-        usage = relay.status.load.kv_usage if relay is not None and relay.status.load else 0.0
-        forced = self._terms.forced_at is not None
-        return not forced and stays(shared.settings, shared.state, relay.instance if relay else "", usage)
+        if self._terms.forced_at is not None:
+            return False
+        return stays(self._shared.settings, self._shared.state, self._relay_name, self._relay_kv_usage)
 
     def told(self, main: Leg, tokens: int, now: float) -> None:
         """Main decode is being told the first `tokens` tokens, to extend or to take over."""
@@ -121,6 +120,16 @@ class Handoff:
         (since, before), (until, made) = self._arrivals[0], self._arrivals[-1]
         return (until - since) / (made - before)
 
+    @property
+    def _relay_name(self) -> str:
+        return self._relay.instance if self._relay is not None else ""
+
+    @property
+    def _relay_kv_usage(self) -> float:
+        """0 when it has not told."""
+        load = self._relay.status.load if self._relay is not None else None
+        return load.kv_usage if load else 0.0
+
     def _set_pace(self, decision: Decision) -> None:
         if decision.hold_back:
             self._pacer.hold_back(decision.hold_back, self._interval * self._shared.settings.pace)
@@ -128,15 +137,14 @@ class Handoff:
             self._pacer.release()
 
     def _view(self, main: Leg, now: float) -> RelayedRequest:
-        load = self._relay.status.load if self._relay is not None else None
         terms, tokens = self._terms, len(self._splice.tokens)
         return RelayedRequest(
             tokens=tokens,
             relay_tokens=self._splice.made_by(Tier.RELAY),
             relay_seconds=now - self._opened,
-            relay_kv_usage=load.kv_usage if load else 0.0,
+            relay_kv_usage=self._relay_kv_usage,
             main_ready=main.opened,
-            relay=self._relay.instance if self._relay is not None else "",
+            relay=self._relay_name,
             main=main.instance,
             main_known=main.known,
             main_busy=main.busy,

@@ -19,7 +19,6 @@ from pdrelay.bench import trio
 from pdrelay.bench.compare.experiment import POLICY_FILE
 from pdrelay.bench.compare.player import Job
 from pdrelay.bench.compare.run import Progress, Report, Where, conclude, job_of, one
-from pdrelay.engine.vllm.launch import CPU_BLOCK_TOKENS
 from pdrelay.errors import PdrelayError
 from pdrelay.perf.profile import load, shipped
 from pdrelay.workload.arrivals import Arrivals
@@ -49,14 +48,9 @@ class Real(NamedTuple):
     @property
     def line_rate(self) -> float:
         """Bytes a second that give the load. KV travels in whole pages."""
-        trace, page = self.trace(), CPU_BLOCK_TOKENS
-        pages = sum(-(-request.prompt // page) - request.cached // page for request in trace)
-        return pages * page * kv_per_token() / trace[-1].arrival / self.line_load
-
-
-def kv_per_token() -> int:
-    """Bytes of KV of a token of the demo's model."""
-    return load(shipped("smollm2-135m-cpu")).kv.bytes_per_token
+        trace, kv = self.trace(), load(shipped("smollm2-135m-cpu")).kv
+        pages = sum(-(-request.prompt // kv.page_tokens) - request.cached // kv.page_tokens for request in trace)
+        return pages * kv.page_bytes / trace[-1].arrival / self.line_load
 
 
 async def run(experiment: Real, report: Report, progress: Progress) -> None:

@@ -37,8 +37,11 @@ def command(context: click.Context, /, quick: bool, plot_path: Path | None, as_j
     seams: the reader's pauses around the switch and elsewhere, for One-Shot and Catch-Up.
     """
     from pdrelay.bench import handoff, handoff_report
+    from pdrelay.cli.bench.options import parsed
     from pdrelay.cli.bench.running import given, measure
+    from pdrelay.cluster.units import parse_time
 
+    options["step_time"] = parsed("--step-time", options["step_time"], parse_time)
     settings = handoff.Settings(**{name: value for name, value in options.items() if value != ()})
     if settings.emulated:
         settings = settings._replace(prompt_tokens=handoff.EMULATED_PROMPTS)

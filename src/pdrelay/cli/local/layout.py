@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pdrelay.cluster import toml
 from pdrelay.cluster.ports import free_addresses
 from pdrelay.cluster.units import parse_time
+from pdrelay.engine.vllm.launch import STEADY_WORKER, STEP_SECONDS
 from pdrelay.errors import ConfigError
 from pdrelay.perf.profile import shipped
 from pdrelay.wan.admin import UNLIMITED, parse_line_rate
@@ -143,12 +144,7 @@ def _engine(settings: Settings, model: Demo) -> toml.Table:
     if not settings.emulated:
         # Three engines share this machine; more threads than cores would spin against each other.
         env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 3))}
-        if step := parse_time(settings.step_time):
-            worker = "pdrelay.engine.vllm.steady_worker.SteadyCPUWorker"
-            return {
-                "engine": "vllm",
-                "args": ["--worker-cls", worker],
-                "env": {**env, "PDRELAY_STEP_SECONDS": str(step)},
-            }
-        return {"engine": "vllm", "env": env}
+        if not (step := parse_time(settings.step_time)):
+            return {"engine": "vllm", "env": env}
+        return {"engine": "vllm", "args": ["--worker-cls", STEADY_WORKER], "env": {**env, STEP_SECONDS: str(step)}}
     return {"engine": "emulated", "profile": str(model.profile or shipped("tiny-emulated"))}

@@ -29,6 +29,10 @@ MAX_LORAS = 8
 
 _MODULE = "pdrelay.engine.vllm"
 
+STEADY_WORKER = f"{_MODULE}.steady_worker.SteadyCPUWorker"
+STEP_SECONDS = "PDRELAY_STEP_SECONDS"
+"""Environment variable of that worker: the shortest step's seconds."""
+
 
 class Command(NamedTuple):
     """What to run, and the environment variables that differ from the starter's."""

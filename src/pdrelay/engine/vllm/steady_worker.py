@@ -11,18 +11,16 @@ import os
 import time
 from typing import Any
 
+from pdrelay.engine.vllm.launch import STEP_SECONDS
 from pdrelay.engine.vllm.worker import PdrelayCPUWorker
-
-VARIABLE = "PDRELAY_STEP_SECONDS"
-"""Environment variable with the shortest step's seconds."""
 
 
 class SteadyCPUWorker(PdrelayCPUWorker):
-    """Sleeps at the end of a step that took less than `VARIABLE`; steps without tokens are as short as they are."""
+    """Sleeps at the end of a step that took less than `STEP_SECONDS`; steps without tokens are as short as they are."""
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """One forward pass, as the class above does it."""
-        due = time.monotonic() + float(os.environ[VARIABLE])
+        due = time.monotonic() + float(os.environ[STEP_SECONDS])
         result = super().execute_model(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens:
             time.sleep(max(0.0, due - time.monotonic()))
