@@ -93,7 +93,7 @@ def test_an_unknown_line_is_filled_within_seconds_and_not_beyond(
     assert sent.run(2) >= 0.97 * rate
     assert sent.flow.estimate.rate == pytest.approx(rate, rel=0.15)
     assert sent.flow.estimate.base_rtt == pytest.approx(rtt, rel=0.1)
-    assert sent.queue_seconds <= 0.15 + 0.5 * rtt
+    assert sent.queue_seconds <= 0.08 + 0.6 * rtt
 
 
 def test_a_way_that_became_longer_is_noticed() -> None:

@@ -27,7 +27,7 @@ def test_the_kernel_takes_what_it_is_told() -> None:
         set_pace(sock, 12.5e9)
         assert int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, 47, 8), "little") == int(12.5e9)
         set_unsent(sock, 1e6)
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 16 << 10
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 8 << 10
 
 
 def test_what_the_kernel_knows_of_a_connection_and_of_its_end() -> None:

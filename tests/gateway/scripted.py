@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 
 from pdrelay.depot.base import TransferStats
 from pdrelay.engine.base import EngineStatus
@@ -10,6 +11,7 @@ from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
 from pdrelay.gateway.agreement import AgreementMonitor
 from pdrelay.gateway.base import DebugControls, GenerationRequest
 from pdrelay.gateway.handoff import Handoffs
+from pdrelay.gateway.places import Places
 from pdrelay.gateway.request import RequestRun
 from pdrelay.gateway.route import Route
 from pdrelay.kv.demand import Demand
@@ -142,7 +144,9 @@ class Scene:
             Sampling(max_tokens=1 << 20),  # the end is never so near that a handoff would not pay
             debug=DebugControls(handoff_at=handoff_at),
         )
-        self.run = RequestRun(request, PAGES, route, on_close=lambda: None)
+        self.occupied = Counter()
+        places = Places(self.occupied, ["p-0", "md-0", *([relay] if relay else [])])
+        self.run = RequestRun(request, PAGES, route, places, on_close=lambda: None)
         self._task = None
 
     async def __aenter__(self):
@@ -155,8 +159,9 @@ class Scene:
         await asyncio.gather(self._task, return_exceptions=True)
         await self.run.aclose()
         await self.settle()
-        # INV-LEASE-1: a request that ended holds no session and no transfer.
+        # INV-LEASE-1: a request that ended holds no session, no transfer and no place.
         assert not self.depot.open
+        assert not self.occupied.total()
         for engine in (self.p, self.rld, self.md):
             assert not engine.live
 

@@ -9,7 +9,7 @@ from scripted import ScriptedEngine
 
 from pdrelay.cluster.config import Deployment
 from pdrelay.engine.base import EngineStatus
-from pdrelay.engine.messages import Hello, Sampling
+from pdrelay.engine.messages import Hello, Load, Sampling
 from pdrelay.errors import DepotUnavailableError, PlacementError
 from pdrelay.gateway.base import GenerationRequest
 from pdrelay.gateway.coordinator import Coordinator
@@ -65,3 +65,27 @@ async def test_any_depot_tells_the_key_of_names_and_none_is_told_by_name():
     run = coordinator.generate(REQUEST)
     await run.aclose()
     await coordinator.aclose()
+
+
+async def test_requests_between_two_reports_of_load_are_spread():
+    twins = [msgspec.structs.replace(DEPLOYMENT.instance[0], name=name) for name in ("e", "f")]
+    engines = {name: Engine(name) for name in ("e", "f")}
+    coordinator = Coordinator(
+        msgspec.structs.replace(DEPLOYMENT, instance=twins), engines, {"h-0": Depot(b"k"), "h-1": Depot(b"k")}
+    )
+
+    def place(number):
+        run = coordinator.generate(REQUEST._replace(request_id=f"r-{number}"))
+        return run, run.route.placement.prefill
+
+    runs, placed = zip(*map(place, range(4)), strict=True)
+    assert placed == ("e", "f", "e", "f")
+    await runs[1].aclose()
+    runs = [*runs, last := place(4)[0]]
+    assert last.route.placement.prefill == "f"
+    # Half of what "e" reports is ours; the rest is another gateway's, and counts, too.
+    load = Load(running=8, waiting=0, kv_usage=0.1)
+    engines["e"].status = EngineStatus(True, 0.0, "", HELLO, load, counted=4)
+    assert [place(number)[1] for number in (5, 6)] == ["f", "f"]
+    await coordinator.aclose()
+    assert not coordinator._occupied.total()

@@ -128,7 +128,7 @@ class Gateway:
         )  # fmt: skip
         self._depots = {v.name: Depot() for v in views}
         self._coordinator = Coordinator(deployment, {v.name: Engine(v) for v in views}, self._depots)  # type: ignore[arg-type]
-        self._coordinator._assigned.update({v.name: v.assigned for v in views})
+        self._coordinator._occupied.update({v.name: v.assigned for v in views})
 
     async def place(self, request: RequestView) -> Placement:
         ids = list(range(request.prompt_tokens))
@@ -156,7 +156,7 @@ class Engine:
         hello = Hello(instance=view.name, epoch="1", model="m", max_model_len=10**6,
                       max_num_seqs=10, contract=CONTRACT)  # fmt: skip
         load = Load(running=view.running, waiting=view.waiting, kv_usage=view.kv_usage)
-        self.status = EngineStatus(view.healthy, 0.0, view.detail, hello, load)
+        self.status = EngineStatus(view.healthy, 0.0, view.detail, hello, load, view.counted)
 
     async def aclose(self) -> None:
         pass

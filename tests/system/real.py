@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from deployment import Deployment, free_port, plain_client, running_file, wait_u
 from pdrelay.cli.local.layout import Demo, Settings, choose_places, deployment_text
 from pdrelay.cluster.config import GATEWAY
 from pdrelay.cluster.tls import client_context
+from pdrelay.cluster.units import parse_address
 
 Json = dict[str, Any]
 STOCK_NAME = "smol"
@@ -130,3 +132,17 @@ def running_requests(run_dir: Path, name: str) -> int:
     rows = [row for row in text.splitlines() if row.startswith(("vllm:num_requests_running", "vllm:num_requests_wait"))]
     assert rows
     return sum(int(float(row.rpartition(" ")[2])) for row in rows)
+
+
+def certificates(directory: Path, addresses: dict[str, str]) -> dict[str, str]:
+    """The serial number of the certificate that each part shows to a new connection, by the part's name."""
+    return {name: _serial(directory, name, address) for name, address in addresses.items()}
+
+
+def _serial(directory: Path, name: str, address: str) -> str:
+    context = client_context(directory, GATEWAY)
+    with (
+        socket.create_connection(parse_address(address), 10) as sock,
+        context.wrap_socket(sock, server_hostname=name) as encrypted,
+    ):
+        return str((encrypted.getpeercert() or {})["serialNumber"])

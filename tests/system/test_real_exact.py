@@ -15,7 +15,7 @@ import pytest
 import real
 import seams
 from corpus import prompts
-from deployment import plain_client, wait_until
+from deployment import pdrelay, plain_client, wait_until
 from openai import OpenAI
 from semantics_rows import PLAIN
 from tokenizers import Tokenizer
@@ -167,6 +167,33 @@ def test_eight_clients_and_nothing_is_left(trio, cases):
         answers = list(pool.map(lambda i: trio.complete(cases[i], 24), range(24)))
     assert all(answer.error is None and len(answer.ids) == 24 for answer in answers)
     wait_until(lambda: trio.held() == before, 15, "leases and transfers to end")
+
+
+def test_certificates_rotate_under_a_running_trio(trio):
+    """Twice: who watches a file may lose sight of it by its first change."""
+    directory = trio.run_dir.parent / "tls"
+    addresses = {part["name"]: part["address"] for part in trio.parts() if part["kind"] in ("engine", "depot")}
+    pids = {name: trio.pid(name) for name in addresses}
+    for _ in range(2):
+        before = real.certificates(directory, addresses)
+        pdrelay("certs", "--dir", str(directory), "--rotate")
+        wait_until(lambda before=before: _all_differ(before, real.certificates(directory, addresses)), 30, "rotation")
+    trio.kill("gateway")  # a gateway that starts connects to every part, with the new certificates
+    trio.revive("gateway")
+    wait_until(lambda: _healthy(trio), 60, "the gateway to connect to every part")
+    assert trio.complete([1, 2, 3], 8).ids
+    assert {name: trio.pid(name) for name in addresses} == pids
+
+
+def _healthy(trio) -> bool:
+    try:
+        return trio.healthy()
+    except httpx.TransportError:  # it does not listen yet
+        return False
+
+
+def _all_differ(before: dict[str, str], after: dict[str, str]) -> bool:
+    return all(after[name] != serial for name, serial in before.items())
 
 
 def test_the_official_client(trio):

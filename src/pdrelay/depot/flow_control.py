@@ -1,8 +1,8 @@
 """How much a link may have under way, in what pieces, and when the next may go. Pure: the caller brings the clock.
 
 What is under way is bounded by what the line delivers in a round trip and a little more (`QUEUE_SECONDS`): the line is
-never idle, and what is urgent does not queue behind much. The bound follows the measured rate: it lets a quarter more
-than a round trip's worth through, so a line that became faster is found out within a few round trips.
+never idle, and what is urgent does not queue behind much. The bound follows the measured rate: it lets half as much
+again as a round trip's worth through, so a line that became faster is found out within a few round trips.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ URGENT_SECONDS = 0.02
 SPREAD = 2
 """What is ready makes at least so many large batches for each connection: all have work until the end."""
 
-QUEUE_SECONDS = 0.06
-RTT_GAIN = 1.25
+QUEUE_SECONDS = 0.015
+RTT_GAIN = 1.5
 FIRST_BYTES = 256 << 10
 """Under way before anything was acknowledged; then twice what was, as in TCP's slow start."""
 

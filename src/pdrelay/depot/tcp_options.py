@@ -10,7 +10,7 @@ from pathlib import Path
 from pdrelay.errors import ConfigError
 
 UNSENT_SECONDS = 0.005
-MIN_UNSENT, MAX_UNSENT = 16 << 10, 1 << 20
+MIN_UNSENT, MAX_UNSENT = 8 << 10, 1 << 20
 """Bytes that wait in the kernel beyond what is on the line: more would only queue behind what comes later."""
 
 _OFFERED = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")

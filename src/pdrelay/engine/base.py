@@ -58,6 +58,7 @@ class EngineStatus(NamedTuple):
     detail: str  # why it is not healthy
     hello: Hello | None  # None before the first contact
     load: Load | None
+    counted: int = 0  # sessions of this gateway when it reported `load`
 
 
 class SessionListener(Protocol):

@@ -172,7 +172,7 @@ class WebSocketEngine:
         if isinstance(message, Hello):
             self._greet(message)
         elif isinstance(message, Load):
-            self._status = self._status._replace(load=message)
+            self._status = self._status._replace(load=message, counted=len(self._sessions))
         elif (session := self._sessions.get(message.sid)) is not None:
             session.deliver(message)  # else it was aborted here while the event was under way
 

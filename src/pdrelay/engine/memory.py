@@ -35,7 +35,7 @@ class LocalEngine:
     def status(self) -> EngineStatus:
         """Its present state."""
         load = self._backend.load() if self._healthy else None
-        return EngineStatus(self._healthy, self._since, self._detail, self._backend.hello, load)
+        return EngineStatus(self._healthy, self._since, self._detail, self._backend.hello, load, len(self._handles))
 
     def open(self, request: Open) -> SessionHandle:
         """Starts a session. Raises EngineUnavailableError while the engine is down."""

@@ -24,6 +24,7 @@ from pdrelay.gateway.handoff import Handoffs
 from pdrelay.gateway.index import PageIndex
 from pdrelay.gateway.legs import Notice
 from pdrelay.gateway.lines import Lines
+from pdrelay.gateway.places import Places
 from pdrelay.gateway.request import RequestRun
 from pdrelay.gateway.route import Route
 from pdrelay.kv.contract import KVGroup
@@ -61,7 +62,7 @@ class Coordinator:
         profiled = [i for i in deployment.instance if i.profile and deployment.policy.recompute]
         self._prefill_costs = {instance.name: load(Path(instance.profile)).prefill for instance in profiled}
         self._running: dict[str, RequestRun] = {}
-        self._assigned = Counter[str]()  # running requests by main instance
+        self._occupied = Counter[str]()  # running requests by instance
         settings = deployment.policy
         bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
         self._handoffs = Handoffs(Settings(settings.handoff, bound, settings.relay_pace))
@@ -94,7 +95,7 @@ class Coordinator:
             if hello is None or hello.parsers is None or view.name not in self._connectors:
                 continue
             if view.healthy:
-                key = view.cluster != home, view.running + view.waiting, view.name
+                key = view.cluster != home, view.load, view.name
                 able.append((key, Serving(view.name, hello.parsers, self._connectors[view.name])))
             else:
                 down.append(f"{view.name} ({view.cluster}) is down: {view.detail}")
@@ -123,15 +124,19 @@ class Coordinator:
                 code="debug_control",
             )
 
-        self._assigned[placement.main] += 1
-
-        def forget() -> None:
-            if self._running.pop(request.request_id, None) is not None:
-                self._assigned[placement.main] -= 1
-
-        run = RequestRun(request, demand(pages, self._groups), self._route(placement), on_close=forget)
+        used = [placement.prefill, placement.main, *([placement.relay] if placement.relay else [])]
+        run = RequestRun(
+            request,
+            demand(pages, self._groups),
+            self._route(placement),
+            Places(self._occupied, used),
+            on_close=lambda: self._forget(request.request_id),
+        )
         self._running[request.request_id] = run
         return run
+
+    def _forget(self, request_id: str) -> None:
+        self._running.pop(request_id, None)
 
     def health(self) -> list[InstanceState]:
         """All instances."""
@@ -211,7 +216,8 @@ class Coordinator:
             kv_usage=load.kv_usage if load else 0.0,
             prefill_cost=self._prefill_costs.get(instance.name),
             host=instance.host,
-            assigned=self._assigned[instance.name],
+            assigned=self._occupied[instance.name],
+            counted=status.counted,
         )
 
     def _route(self, placement: Placement) -> Route:

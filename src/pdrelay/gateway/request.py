@@ -22,6 +22,7 @@ from pdrelay.gateway.base import Finish, GenerationRequest, Sink, Tier, TokenBat
 from pdrelay.gateway.handoff import Handoff, Terms
 from pdrelay.gateway.legs import Item, Leg, Lost, Notice, Untold
 from pdrelay.gateway.pacing import Pacer
+from pdrelay.gateway.places import Places
 from pdrelay.gateway.record import Record
 from pdrelay.gateway.route import Route
 from pdrelay.gateway.splice import Splice
@@ -42,8 +43,11 @@ MAIN_RETRY_SECONDS = 1.0
 class RequestRun:
     """One running request; a TokenStream."""
 
-    def __init__(self, request: GenerationRequest, pages: Demand, route: Route, on_close: Callable[[], None]) -> None:
+    def __init__(
+        self, request: GenerationRequest, pages: Demand, route: Route, places: Places, on_close: Callable[[], None]
+    ) -> None:
         self.request, self.route = request, route
+        self._places = places
         self.finish: Finish | None = None
         self._pages, self._on_close = pages, on_close
         self._splice = Splice()
@@ -143,6 +147,7 @@ class RequestRun:
         if self._closed:
             return
         self._closed = True
+        self._places.leave_all()
         self._on_close()
         ended = self.finish is not None or (complete and self._prefill is None)
         for leg in (self._prefill, self._relay, self._main, self._ending):
@@ -250,6 +255,7 @@ class RequestRun:
     def _finished(self, leg: Leg, event: Finished) -> None:
         if leg is self._prefill:
             self._prefill = None
+            self._places.leave(leg.instance)
             if self._pages_lost and not self._main_is_ready():
                 self._publish_again()
         # A repeated prefill samples token 0 again; its reason is not the request's.
@@ -261,6 +267,7 @@ class RequestRun:
     def _failed(self, leg: Leg, message: str, status: int) -> None:
         """A leg ended early: the others go on without it, or the request goes on elsewhere from its token ids."""
         leg.close()
+        self._places.leave(leg.instance)
         if status < 500 and not self._splice.tokens:
             raise EngineRejectedError(message, status)
         if leg is self._prefill:
@@ -381,6 +388,7 @@ class RequestRun:
             return
         if self._relay is not None:
             self._relay.close()
+            self._places.leave(self._relay.instance)
             self._relay = None
         if action is Action.SWITCH:
             self._hand_off(main)

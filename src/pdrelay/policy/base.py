@@ -36,12 +36,13 @@ class InstanceView(NamedTuple):
     kv_usage: float = 0.0  # 0 to 1
     prefill_cost: ForwardCost | None = None  # where a profile tells it
     host: str = ""  # whose depot it uses
-    assigned: int = 0  # requests that are placed on it to decode, also while their prompt is elsewhere
+    assigned: int = 0  # requests that are placed on it, also while their prompt is elsewhere
+    counted: int = 0  # ... of those, how many `running` and `waiting` have in them
 
     @property
     def load(self) -> int:
         """Requests that it has or will have: those placed within one prefill must not all see the same one idle."""
-        return max(self.running + self.waiting, self.assigned)
+        return self.assigned + max(0, self.running + self.waiting - self.counted)
 
 
 class LinkView(NamedTuple):

@@ -103,7 +103,7 @@ class Instance:
             usage += engine.kv_usage
         return InstanceView(
             spec.name, spec.cluster, spec.roles, not self.down, self.down, running, waiting, usage / len(engines),
-            self._cost, spec.depot or spec.name, self.assigned,
+            self._cost, spec.depot or spec.name, self.assigned, self.assigned,
         )  # fmt: skip
 
     def rank(self) -> Engine:
