@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import subprocess
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from pdrelay.bench.compare import run as bench
-from pdrelay.bench.compare import site, text
+from pdrelay.bench.compare import site, stock, text
 from pdrelay.bench.compare.experiment import BASELINE, OURS, Experiment, write_profiles
 from pdrelay.bench.compare.player import Played
 from pdrelay.bench.compare.rows import Row, figures, played
@@ -48,6 +49,29 @@ def test_a_played_request_is_told_in_the_evaluations_seconds():
     assert (found.due, found.ttft, found.ttst, found.e2el) == pytest.approx((10.0, 1.0, 2.0, 5.0))
     assert (found.transfer, found.largest_gap, found.tpot) == pytest.approx((3.0, 3.0, 4 / 3))
     assert found.tokens == (1, 2, 1)
+
+
+def test_all_tokens_of_a_peer_are_decodes():
+    found = played(Played(number=0, due=1.0, lag=0.0, output=4, moments=[0.1, 0.2], tokens=[2, 4],
+                          trace={"token_ids": None}, error=""), speed=1.0)  # fmt: skip
+    assert (found.tokens, found.ttst, found.wan_bytes) == ((0, 0, 4), 0.1, 0)
+    assert math.isnan(found.transfer)
+    assert math.isnan(found.hit_rate)
+
+
+def test_a_peer_that_is_not_installed_is_told_with_the_remedy(tmp_path: Path) -> None:
+    script = tmp_path / "stock_pd.py"
+    script.write_text("import sys; print('{\"missing\": \"python it --install\"}'); sys.exit(3)")
+
+    async def start() -> None:
+        async with stock.running(stock.Peer(script, tmp_path), "m", 1e6, 0.0, tmp_path):
+            pass
+
+    with pytest.raises(BenchError, match=r"network namespaces need|not installed: python it --install"):
+        asyncio.run(start())
+    command = [sys.executable, "-m", "pdrelay.cli.main", "bench", "compare", "--peer", "stock_pd"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "--peer needs --real" in done.stderr) == (2, True)
 
 
 def test_figures_have_the_promised_keys_and_count_failed_requests_apart():

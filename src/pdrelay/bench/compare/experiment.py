@@ -38,6 +38,8 @@ POLICY_FILE: dict[str, tuple[Policy, Mode]] = {
 """What is compared: its name in results to policy and handoff mode."""
 POLICIES = tuple(POLICY_FILE)
 BASELINE, BEST, OURS = "cdc_pd", "idc_pd", "pdd"
+STOCK = "stock_pd"
+"""Not ours: stock vLLM with NixlConnector, decode across the line."""
 
 
 class Experiment(NamedTuple):

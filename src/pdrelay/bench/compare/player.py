@@ -89,13 +89,12 @@ async def play(job: Job) -> None:
 
 
 async def _healthy(session: aiohttp.ClientSession) -> None:
-    """Waits until every instance is."""
+    """Waits until every instance is, as far as it is told."""
     deadline, found = time.monotonic() + READY_SECONDS, "no answer"
     while True:
         try:
             async with session.get("/health") as response:
-                states = msgspec.json.decode(await response.read())
-                found = "; ".join(f"{s['instance']}: {s['detail']}" for s in states if not s["healthy"])
+                found = _troubles(await response.read())
                 if response.status == HTTP_OK and not found:
                     return
         except (aiohttp.ClientError, OSError) as error:
@@ -103,6 +102,15 @@ async def _healthy(session: aiohttp.ClientSession) -> None:
         if time.monotonic() > deadline:
             sys.exit(f"not ready after {READY_SECONDS:g} s: {found}")
         await asyncio.sleep(0.1)
+
+
+def _troubles(health: bytes) -> str:
+    """What our gateway says of instances that are down; others say nothing but their status."""
+    try:
+        states = msgspec.json.decode(health, type=list[dict[str, Any]])
+    except msgspec.DecodeError:
+        return ""
+    return "; ".join(f"{state['instance']}: {state['detail']}" for state in states if not state["healthy"])
 
 
 async def _asked(session: aiohttp.ClientSession, body: bytes, path: str) -> None:

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import msgspec
 
 from pdrelay.bench import trio
-from pdrelay.bench.compare.experiment import POLICY_FILE
+from pdrelay.bench.compare import stock
+from pdrelay.bench.compare.experiment import BASELINE, POLICY_FILE, STOCK
 from pdrelay.bench.compare.player import Job
-from pdrelay.bench.compare.run import Progress, Report, Where, conclude, job_of, one
+from pdrelay.bench.compare.run import Progress, Report, Where, conclude, job_of, one, sent_by
 from pdrelay.errors import PdrelayError
 from pdrelay.perf.profile import load, shipped
 from pdrelay.workload.arrivals import Arrivals
@@ -39,6 +40,7 @@ class Real(NamedTuple):
     prompt: int = 512
     output: float = 32.0
     seed: int = 0
+    stock: stock.Peer | None = None  # if it is to play as well
 
     def trace(self) -> list[Request]:
         """The requests, the same for every policy."""
@@ -68,6 +70,9 @@ async def run(experiment: Real, report: Report, progress: Progress) -> None:
             for policy in experiment.policies:
                 place, job = _place(experiment, policy), partial(_job, experiment, policy)
                 await one(report, policy, place, job, Path(home), 1.0, rate, progress)
+            if experiment.stock is not None:
+                place = stock.running(experiment.stock, MODEL, rate, experiment.rtt, Path(home))
+                await one(report, STOCK, place, partial(_job, experiment, BASELINE), Path(home), 1.0, rate, progress)
     except PdrelayError as error:
         report.failures["deployment"] = str(error)
     finally:
@@ -79,7 +84,7 @@ async def _place(experiment: Real, policy: str) -> AsyncIterator[Where]:
     options = ["--wan-rate", f"{experiment.line_rate * 8 / 1e3:.0f}kbit", "--wan-rtt", f"{experiment.rtt * 1e3:g}ms"]
     async with trio.running(["--policy", POLICY_FILE[policy][0], *options]) as deployment:
         near = next(host for host in deployment.deployment.host if host.cluster == "dc-a")
-        yield Where(deployment.url, None, Path(near.socket))
+        yield Where(deployment.url, None, partial(sent_by, Path(near.socket)))
 
 
 def _job(experiment: Real, policy: str, url: str) -> Job:

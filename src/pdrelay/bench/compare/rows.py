@@ -48,8 +48,7 @@ def played(row: Played, speed: float) -> Row:
         number=row.number, due=row.due * speed, ttft=first, ttst=second, e2el=last,
         tpot=(last - first) / (row.output - 1) if row.output > 1 else nan,
         largest_gap=max((b - a for a, b in pairwise(moments[1:])), default=nan),  # TTST tells the one before
-        transfer=max(0.0, ready - done), hit_rate=trace.get("hit_rate", nan),
-        tokens=tuple(trace.get(f"{tier}_tokens", 0) for tier in TIERS),
+        transfer=max(0.0, ready - done), hit_rate=trace.get("hit_rate", nan), tokens=_by_tier(row),
         wan_bytes=trace.get("wan_bytes", 0), handoff=_known(trace.get("handoff_done"), speed), error=row.error,
         moments=moments,
     )  # fmt: skip
@@ -105,6 +104,14 @@ def busy_span(rows: Sequence[Row]) -> float:
 def values(rows: Sequence[Row], name: str) -> list[float]:
     """All finite values of a time."""
     return [value for row in rows if math.isfinite(value := getattr(row, name))]
+
+
+def _by_tier(row: Played) -> tuple[int, int, int]:
+    """Who made the tokens; a peer has no tiers: it decodes across the line."""
+    if "main_tokens" not in row.trace:
+        return 0, 0, row.tokens[-1] if row.tokens else 0
+    prefill, relay, main = (row.trace[f"{tier}_tokens"] for tier in TIERS)
+    return prefill, relay, main
 
 
 def _known(value: float | None, speed: float) -> float:

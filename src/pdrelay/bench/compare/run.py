@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import msgspec
 
 from pdrelay.bench.children import started
 from pdrelay.bench.compare import site
-from pdrelay.bench.compare.experiment import BASELINE, BEST, OURS, POLICY_FILE, Experiment, write_profiles
+from pdrelay.bench.compare.experiment import BASELINE, BEST, OURS, POLICY_FILE, STOCK, Experiment, write_profiles
 from pdrelay.bench.compare.player import READY_SECONDS, Job, Planned, Played
 from pdrelay.bench.compare.rows import Row, figures, played
 from pdrelay.bench.compare.simulate import simulate
@@ -33,11 +33,11 @@ Progress = Callable[[str], None]
 
 
 class Where(NamedTuple):
-    """A deployment that runs: the gateway's URL, whence it is reached, and the socket of the depot beside prefill."""
+    """A deployment that runs: its URL, whence it is reached, and who counts the bytes that prefill's side sent."""
 
     url: str
     namespace: str | None
-    depot: Path
+    sent: Callable[[], Awaitable[int]]
 
 
 Place = AbstractAsyncContextManager[Where]
@@ -121,7 +121,7 @@ def describe_setup(experiment: Experiment, line: ShapedLine) -> dict[str, Any]:
 async def _emulated(fleet: site.Fleet, line: ShapedLine, policy: str) -> AsyncIterator[Where]:
     name, handoff = POLICY_FILE[policy]
     async with site.running(fleet, line, name, handoff, policy) as running:
-        yield Where(running.url, running.namespace, running.near_depot)
+        yield Where(running.url, running.namespace, partial(sent_by, running.near_depot))
 
 
 async def one(
@@ -153,20 +153,21 @@ async def one(
 async def play(orders: Job, where: Where, home: Path, speed: float, rows: list[Row], progress: Progress) -> int | None:
     """Plays the requests on a deployment that starts or runs; `rows` get what ended.
 
-    Returns the bytes of KV that left prefill's depot meanwhile. Raises BenchError, DepotUnavailableError.
+    Returns the bytes that prefill's side sent meanwhile. Raises BenchError, DepotUnavailableError.
     """
     async with started("player", "pdrelay.bench.compare.player", [], home, where.namespace) as player:
         await player.tell(msgspec.json.encode(orders).decode())
         if (first := await player.line(READY_SECONDS + SILENCE)) != "ready":
             raise BenchError(f"player: {first}")
-        before = await _sent(where.depot)
+        before = await where.sent()
         while line_of := await player.line(SILENCE):
             rows.append(played(msgspec.json.decode(line_of, type=Played), speed))
             progress(f"{len(rows)} of {len(orders.requests)} requests ended")
-        return await _sent(where.depot) - before
+        return await where.sent() - before
 
 
-async def _sent(depot: Path) -> int:
+async def sent_by(depot: Path) -> int:
+    """Bytes of KV that the depot with this socket has sent. Raises DepotUnavailableError."""
     control = control_over_unix(str(depot))
     try:
         await control.ready(READY_SECONDS)
@@ -194,7 +195,7 @@ def conclude(report: Report) -> None:
     found: dict[str, Estimate] = {}
     ours = report.rows.get(OURS, [])
     for q in (50, 90, 99):
-        for other in (BASELINE, BEST):
+        for other in (BASELINE, BEST, STOCK):
             if pair := _pairs(ours, report.rows.get(other, []), "ttst"):
                 found[f"p{q}_ttst_{OURS}_over_{other}"] = estimate(percentile_ratio(q), *pair, block=BLOCK)
     for policy, rows in report.rows.items():

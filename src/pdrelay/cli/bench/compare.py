@@ -30,6 +30,11 @@ QUICK_REQUESTS = 24
 @click.option("--real", is_flag=True,
               help="Real vLLM engines, as `pdrelay up` starts them, in place of emulated ones: confirms the ranking. "
               "Its line is in user space.")  # fmt: skip
+@click.option("--peer", "peers", multiple=True, type=click.Choice(["stock_pd"]),
+              help="With --real: stock vLLM with NixlConnector and vllm-router plays the same requests, between two "
+              "network namespaces (root, iproute2).")  # fmt: skip
+@click.option("--peers", "peers_at", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Directory of the peers' scripts. Default: benchmarks/peers here or in the checkout.")  # fmt: skip
 @click.option("--html", "html_path", metavar="FILE", type=_FILE, help="Write a report with figures.")
 @click.option("--quick", is_flag=True, help="Few requests: shows that everything runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
@@ -48,19 +53,24 @@ def command(context: click.Context, /, html_path: Path | None, as_json: bool, **
     from pdrelay.bench.compare import run as bench
     from pdrelay.bench.compare.experiment import Experiment
     from pdrelay.bench.compare.real import Real
+    from pdrelay.bench.compare.stock import Peer
     from pdrelay.cli.bench.options import parsed
-    from pdrelay.cli.bench.running import given, measure
-    from pdrelay.cli.local.model import ensure_emulated
+    from pdrelay.cli.bench.running import default_peers, given, measure
+    from pdrelay.cli.local.model import ensure_checkpoint, ensure_emulated
     from pdrelay.cluster.units import parse_time
     from pdrelay.perf.profile import shipped
     from pdrelay.ui.page import write
 
     quick, real_engines = options.pop("quick"), options.pop("real")
+    peers, peers_at = options.pop("peers"), options.pop("peers_at") or default_peers()
+    if peers and not real_engines:
+        raise click.UsageError("--peer needs --real: it is made of real engines")
     policies, rtt = options.pop("policies") or POLICIES, parsed("--rtt", options.pop("rtt"), parse_time)
     experiment = Experiment(policies=policies, rtt=rtt, **options)
     if quick:
         experiment = experiment._replace(requests=min(experiment.requests, QUICK_REQUESTS), output=100.0, speed=10.0)
-    on_vllm = Real(policies, experiment.requests, experiment.line_load, rtt, seed=experiment.seed)
+    stock = Peer(peers_at / "stock_pd.py", ensure_checkpoint()) if peers else None
+    on_vllm = Real(policies, experiment.requests, experiment.line_load, rtt, seed=experiment.seed, stock=stock)
     model, profile = ensure_emulated()
     report = bench.new_report(f"pdrelay bench {' '.join([context.info_name or '', *given(context)])}")
     try:
