@@ -61,7 +61,7 @@ def test_all_tokens_of_a_peer_are_decodes():
 
 def test_a_peer_that_is_not_installed_is_told_with_the_remedy(tmp_path: Path) -> None:
     script = tmp_path / "stock_pd.py"
-    script.write_text("import sys; print('{\"missing\": \"python it --install\"}'); sys.exit(3)")
+    script.write_text('import sys; print(\'{"missing": "python it --install"}\'); sys.exit(3)')
 
     async def start() -> None:
         async with stock.running(stock.Peer(script, tmp_path), "m", 1e6, 0.0, tmp_path):

@@ -4,10 +4,13 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 from fake_generator import Diverted, FakeGenerator, Script, batches
-from scripted import Scene
+from scripted import Scene, ScriptedEngine
 from test_gateway_server import serving
 
+from pdrelay.engine.base import EngineStatus
+from pdrelay.engine.messages import Load
 from pdrelay.gateway.base import Tier, TokenBatch
 from pdrelay.gateway.text import Text
 from pdrelay.policy.base import Pipeline
@@ -69,17 +72,52 @@ async def test_tokens_wait_their_turn_behind_what_the_sink_did_not_take():
         assert sink.taken == [(4, [104])]
 
 
-async def test_tokens_of_the_relay_never_take_the_short_way():
+async def relay_decodes(scene: Any) -> KeptSink:
+    """Brings a relayed request to where main decode has not got its pages yet."""
+    sink = KeptSink(scene)
+    scene.run.divert(sink)
+    await scene.prefill()
+    scene.rld.last.opened()
+    scene.rld.last.tokens(1, 101)
+    await scene.settle()
+    scene.rld.last.tokens(2, 102)
+    return sink
+
+
+async def test_tokens_of_the_relay_go_to_the_sink_until_main_decode_is_ready():
     async with Scene() as scene:
-        sink = KeptSink(scene)
-        scene.run.divert(sink)
-        await scene.prefill()
-        scene.rld.last.opened()
-        scene.rld.last.tokens(1, 101)
+        sink = await relay_decodes(scene)
+        scene.rld.last.tokens(3, 103, 104)
+        assert sink.taken == [(2, [102]), (3, [103, 104])]
+        scene.md.last.opened()
+        scene.rld.last.tokens(5, 105)  # in the same moment
         await scene.settle()
-        scene.rld.last.tokens(2, 102)
+        assert scene.md.last.takeovers == [[100, 101, 102, 103, 104]]
+        scene.md.last.tokens(5, 105, last=True)
+        scene.md.last.finished("length")
         await scene.settle()
-        assert (scene.seen, sink.taken) == ([100, 101, 102], [])
+        assert scene.seen == [100, 101, 102, 103, 104, 105]
+        assert len(sink.taken) == 2
+        trace = await scene.run.trace()
+        assert (trace.prefill_tokens, trace.relay_tokens, trace.main_tokens) == (1, 4, 1)
+
+
+async def test_a_relay_that_is_to_stop_somewhere_is_watched_token_by_token():
+    async with Scene(handoff_at=4) as scene:
+        sink = await relay_decodes(scene)
+        scene.rld.last.tokens(3, 103, 104)
+        await scene.settle()
+        assert (scene.seen, sink.taken) == ([100, 101, 102, 103], [])
+
+
+async def test_a_relay_under_pressure_is_watched_token_by_token(monkeypatch: pytest.MonkeyPatch):
+    full = EngineStatus(True, 0.0, "", None, Load(running=9, waiting=0, kv_usage=0.96))
+    monkeypatch.setattr(ScriptedEngine, "status", full)
+    async with Scene() as scene:
+        sink = await relay_decodes(scene)
+        assert (scene.seen, sink.taken) == ([100, 101], [])
+        await scene.settle()
+        assert scene.seen == [100, 101, 102]
 
 
 async def test_a_broken_sink_fails_its_request_and_no_other():
@@ -94,7 +132,7 @@ async def test_a_broken_sink_fails_its_request_and_no_other():
 async def test_a_client_gets_both_ways_in_order(generator: FakeGenerator, text: Text):
     said = "the quick 你好 fox jumps"
     ids = text.encode(said, add_special_tokens=False)
-    first, *rest = batches(ids[:2])
+    first, *rest = batches(ids[:1], ids[1:2])
     direct = [Diverted(2 + at, [token]) for at, token in enumerate(ids[2:-1])]
     last = TokenBatch(len(ids) - 1, [ids[-1], EOS], Tier.MAIN)
     generator.script = Script([first, *rest, *direct, last])
@@ -108,4 +146,6 @@ async def test_a_client_gets_both_ways_in_order(generator: FakeGenerator, text: 
     chunks = [httpx.Response(200, content=line.removeprefix("data: ")).json() for line in lines[:-1]]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == said
     assert generator.streams[0].diverted == len(direct)
-    assert f'pdrelay_gateway_generation_tokens_total{{tier="main"}} {len(ids) - 1}.0' in tokens
+    # What goes straight is whose the latest was.
+    assert f'pdrelay_gateway_generation_tokens_total{{tier="relay"}} {len(ids) - 2}.0' in tokens
+    assert 'pdrelay_gateway_generation_tokens_total{tier="main"} 2.0' in tokens

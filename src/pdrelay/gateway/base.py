@@ -117,7 +117,7 @@ class Trace(msgspec.Struct, kw_only=True):
 
 
 class Sink(Protocol):
-    """Takes tokens of main decode that need no decision any more, past the iteration.
+    """Takes tokens that decide nothing, past the iteration.
 
     It is called from the event loop's own callbacks, for no token before the third.
     """

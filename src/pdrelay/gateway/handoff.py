@@ -73,7 +73,7 @@ class Handoff:
 
     def action(self, main: Leg, now: float) -> Action:
         """What to do now with a request that the relay decodes."""
-        if not main.opened and self._stays():
+        if not main.opened and self.stays():
             return Action.STAY
         self._shared.state, decision = decide(self._shared.settings, self._shared.state, self._view(main, now))
         self.mode = decision.mode
@@ -82,8 +82,8 @@ class Handoff:
         self._set_pace(decision)
         return decision.action
 
-    def _stays(self) -> bool:
-        """Most looks are at a request for which there is nothing to decide yet."""
+    def stays(self) -> bool:
+        """Whether there is nothing to decide while main decode is not ready: true of most looks."""
         if self._terms.forced_at is not None:
             return False
         return stays(self._shared.settings, self._shared.state, self._relay_name, self._relay_kv_usage)

@@ -130,11 +130,11 @@ class Meter:
         metrics.generation_tokens.counts[tier] += count
 
     def more(self, count: int) -> None:
-        """Takes note of `count` further tokens of main decode, not the first two, of a request with one choice."""
+        """Takes note of `count` further tokens of who made the latest, not the first two. Only with one choice."""
         now, last, metrics = time.monotonic(), self._last[0], self._metrics
         metrics.gap.observe(now - last.at)
         last.at = now
-        metrics.generation_tokens.counts[Tier.MAIN] += count
+        metrics.generation_tokens.counts[last.tier] += count
 
     def end(self, status: int, traces: Sequence[Trace]) -> None:
         """Takes note of the end; `traces` are those of the choices, as far as they can be had."""

@@ -69,7 +69,7 @@ class RequestRun:
         self._transfer = PageTransfer(route, pages, request.request_id)
         self._closed = False
         self._sink: Sink | None = None
-        self._idle = False  # nothing waits for the iteration, and tokens of main decode change nothing
+        self._alone: Leg | None = None  # nothing waits for the iteration, and tokens of this leg change nothing
         self._record = Record(request, route.placement)
         self._now = self._record.now
 
@@ -92,11 +92,11 @@ class RequestRun:
         """The next event, None when it is time to look again without one."""
         due = self._pacer.due
         if due is None and not (self._relay is not None and self._main_is_ready()):
-            self._idle = self._sink is not None and self._main_decodes_alone()
+            self._alone = self._decodes_alone() if self._sink is not None else None
             try:
                 return await self._inbox.get()
             finally:
-                self._idle = False
+                self._alone = None
         wait = REVIEW_SECONDS if due is None else min(max(due - self._now(), 0.0), REVIEW_SECONDS)
         timer = asyncio.get_running_loop().call_later(wait, self._put, None)
         try:
@@ -108,18 +108,28 @@ class RequestRun:
         """See TokenStream."""
         self._sink = sink
 
-    def _main_decodes_alone(self) -> bool:
-        """Nothing is left to decide: all further tokens are main decode's."""
-        record, main = self._record, self._main
-        if self._relay is not None or self._prefill is not None or self._transfer.open or self._predictions.waiting:
+    def _decodes_alone(self) -> Leg | None:
+        """The leg whose further tokens decide nothing: main decode's at last, a relay's before main decode is ready."""
+        record, leg = self._record, self._relay or self._main
+        if leg is None or self._prefill is not None or self._predictions.waiting or record.trace.second_token is None:
+            return None
+        if not leg.streaming or self._splice.maker != leg.instance:
+            return None
+        if leg is self._relay:
+            return leg if self._main is not None and not self._main.opened else None
+        return leg if leg.opened and not self._transfer.open and not record.handing_over else None
+
+    def _relay_shortcut(self, event: Tokens) -> bool:
+        """As `_shortcut`, while the relay may go on whatever it makes."""
+        if self._alone is not self._relay or not self._handoff.stays() or not self._shortcut(event):
             return False
-        begun = main is not None and main.opened and self._splice.maker == main.instance
-        return begun and not record.handing_over and record.trace.second_token is not None
+        self._handoff.relay_decoded(self._now())
+        return True
 
     def _shortcut(self, event: Tokens) -> bool:
-        """Gives tokens of main decode to the sink, past all queues, if the outcome is the same. A `Tap`."""
+        """Gives tokens of the leg that decodes alone to the sink, past all queues. A `Tap`."""
         tokens, sink = self._splice.tokens, self._sink
-        if not self._idle or event.last or event.index != len(tokens) or event.logprobs is not None:
+        if self._alone is None or event.last or event.index != len(tokens) or event.logprobs is not None:
             return False
         assert sink is not None
         try:
@@ -131,7 +141,7 @@ class RequestRun:
         return True
 
     def _put(self, item: Item | None) -> None:
-        self._idle = False
+        self._alone = None
         self._inbox.put_nowait(item)
 
     def notify(self, notice: Notice) -> None:
@@ -199,7 +209,7 @@ class RequestRun:
     def _open_relay(self, await_names: tuple[bytes, ...]) -> None:
         assert self.route.relay is not None
         request = self._open(Tier.RELAY, await_names, takes_over=True)
-        self._relay = Leg(Tier.RELAY, self.route.relay, request, self._put)
+        self._relay = Leg(Tier.RELAY, self.route.relay, request, self._put, self._relay_shortcut)
         self._handoff.relay_opened(self.route.relay, self._now())
         self._record.trace.relay_instance = self._relay.instance
 
