@@ -128,7 +128,7 @@ def router(options: argparse.Namespace, prefill: str, decode: str) -> subprocess
     command = [
         str(router_program()), "--host", options.here, "--port", str(options.listen), "--vllm-pd-disaggregation",
         "--kv-connector", "nixl", "--prefill", prefill, "--decode", decode, "--policy", "round_robin", "--log-level",
-        "warning", "--prometheus-host", options.here, "--prometheus-port", str(options.listen + 1),
+        "warning", "--prometheus-host", options.here, "--prometheus-port", str(options.listen + 10),
     ]  # fmt: skip
     return start(command, os.environ | {"NO_PROXY": "*", "no_proxy": "*"})
 

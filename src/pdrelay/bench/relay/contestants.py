@@ -78,8 +78,6 @@ async def site(home: Path, model: Path, profile: Path) -> AsyncIterator[Site]:
             depot = ["depot", "--config", str(config), "--name", host]
             child = await stack.enter_async_context(started(host, "pdrelay.cli.main", depot, home))
             _pin(child, where.load)
-            # In production it has cores of its own: here it must not make engines and clients wait for theirs.
-            os.setpriority(os.PRIO_PROCESS, child.pid, 19)
             await child.line()
         yield Site(home, config, openai, gateway, load, where)
 
