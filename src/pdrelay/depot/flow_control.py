@@ -25,6 +25,9 @@ URGENT_SECONDS = 0.02
 SPREAD = 2
 """What is ready makes at least so many large batches for each connection: all have work until the end."""
 
+LEAST_BATCHES = 2
+"""Under way at least: one that is acknowledged while the next is sent."""
+
 QUEUE_SECONDS = 0.015
 RTT_GAIN = 1.5
 FIRST_BYTES = 256 << 10
@@ -66,7 +69,9 @@ class FlowControl:
     @property
     def window(self) -> int:
         """Most that may be under way."""
-        estimate, batches = self.estimate, self._connections * self.batch_bytes
+        estimate = self.estimate
+        # A slow line's smallest batch takes it long: one for each connection would be much to wait behind.
+        batches = max(estimate.rate * BATCH_SECONDS, LEAST_BATCHES * self.batch_bytes)
         window = estimate.rate * (RTT_GAIN * estimate.base_rtt + QUEUE_SECONDS) + batches
         return int(min(window, self._known))
 

@@ -20,6 +20,7 @@ from pdrelay.engine.messages import Hello
 from pdrelay.errors import DepotUnavailableError, PlacementError, RequestError
 from pdrelay.gateway.agreement import AgreementMonitor
 from pdrelay.gateway.base import GenerationRequest, InstanceState, Serving, ServingConnector
+from pdrelay.gateway.fleet import Fleet, fleet_of
 from pdrelay.gateway.handoff import Handoffs
 from pdrelay.gateway.index import PageIndex
 from pdrelay.gateway.legs import Notice
@@ -27,8 +28,8 @@ from pdrelay.gateway.lines import Lines
 from pdrelay.gateway.places import Places
 from pdrelay.gateway.request import RequestRun
 from pdrelay.gateway.route import Route
-from pdrelay.kv.contract import KVGroup
-from pdrelay.kv.demand import demand, most_prompt_tokens, published_tokens
+from pdrelay.kv.contract import KVContract
+from pdrelay.kv.demand import demand, published_tokens
 from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
 from pdrelay.perf.profile import load
 from pdrelay.policy.base import InstanceView, Placement, RequestView, Snapshot
@@ -67,22 +68,22 @@ class Coordinator:
         bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
         self._handoffs = Handoffs(Settings(settings.handoff, bound, settings.relay_pace))
         self._agreement = AgreementMonitor(settings.agreement_alarm, registry)
+        self._hellos: list[Hello] = []
+        self._known: Fleet | None = None  # what they say
         self._smallest_arena = min(parse_size(host.arena) for host in deployment.host)
         self._listeners = [asyncio.create_task(self._listen(host, depot)) for host, depot in depots.items()]
 
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and output together, the least of all engines that are known."""
-        known = [hello.max_model_len for hello in self._hellos()]
-        return min(known, default=self._deployment.model.max_model_len)
+        fleet = self._fleet
+        return fleet.max_model_len if fleet is not None else self._deployment.model.max_model_len
 
     @property
     def max_prompt_tokens(self) -> int:
         """Longest prompt whose pages fit into every depot's arena."""
-        hellos = self._hellos()
-        if not hellos:
-            return self._deployment.model.max_model_len
-        return min(most_prompt_tokens(self._smallest_arena, hello.contract) for hello in hellos)
+        fleet = self._fleet
+        return fleet.max_prompt_tokens if fleet is not None else self._deployment.model.max_model_len
 
     def serving(self) -> Serving | None:
         """A serving layer, beside the gateway if one is; None when no instance has one.
@@ -105,14 +106,18 @@ class Coordinator:
 
     def generate(self, request: GenerationRequest) -> RequestRun:
         """Places one request. Raises PlacementError naming what is down."""
+        fleet = self._reached()
+        groups = fleet.contract.groups
         snapshot = self._snapshot()
-        pages = self._name_pages(request)
-        held = {name: self._held_tokens(name, pages) for name in self._instances}
+        pages = self._name_pages(request, fleet.contract)
+        held = {
+            name: self._index.usable(pages, groups, instance.host, name) for name, instance in self._instances.items()
+        }
         view = RequestView(
             prompt_tokens=len(request.prompt),
             held=held,
             forced=request.debug.pipeline,
-            kv_bytes_per_token=self._hellos()[0].contract.bytes_per_token,
+            kv_bytes_per_token=fleet.kv_bytes_per_token,
         )
         self._policy_state, placement = self._policy.place(self._policy_state, view, snapshot, time.monotonic())
 
@@ -127,7 +132,7 @@ class Coordinator:
         used = [placement.prefill, placement.main, *([placement.relay] if placement.relay else [])]
         run = RequestRun(
             request,
-            demand(pages, self._groups),
+            demand(pages, groups),
             self._route(placement),
             Places(self._occupied, used),
             on_close=lambda: self._forget(request.request_id),
@@ -166,19 +171,24 @@ class Coordinator:
 
     # ---- placement ----
 
-    def _hellos(self) -> list[Hello]:
-        return [engine.status.hello for engine in self._engines.values() if engine.status.hello]
-
     @property
-    def _groups(self) -> tuple[KVGroup, ...]:
-        return next(hello.contract.groups for hello in self._hellos())
+    def _fleet(self) -> Fleet | None:
+        """What the engines that have been reached say; None before the first has. Every request asks several times."""
+        hellos = [hello for engine in self._engines.values() if (hello := engine.status.hello) is not None]
+        if hellos != self._hellos:
+            self._hellos, self._known = hellos, fleet_of(hellos, self._smallest_arena) if hellos else None
+        return self._known
 
-    def _name_pages(self, request: GenerationRequest) -> PromptPages:
-        hellos = self._hellos()
-        if not hellos:
+    def _reached(self) -> Fleet:
+        """The same. Raises PlacementError."""
+        fleet = self._fleet
+        if fleet is None:
             details = ", ".join(f"{state.instance}: {state.detail}" for state in self.health())
             raise PlacementError(f"no engine has been reached yet ({details})")
-        key, contract = self._fleet_key(), hellos[0].contract
+        return fleet
+
+    def _name_pages(self, request: GenerationRequest, contract: KVContract) -> PromptPages:
+        key = self._fleet_key()
         lora = self._adapters.get(request.lora, "")
         scope = Scope(contract.model, contract.revision, lora, request.cache_salt)
         published = request.prompt[: published_tokens(len(request.prompt), contract.groups)]
@@ -191,9 +201,6 @@ class Coordinator:
                 return depot.fleet_key
         details = ", ".join(f"{host}: {depot.trouble}" for host, depot in self._depots.items())
         raise PlacementError(f"no depot has been reached yet ({details})")
-
-    def _held_tokens(self, instance: str, pages: PromptPages) -> int:
-        return self._index.usable(pages, self._groups, self._instances[instance].host, instance)
 
     def _snapshot(self) -> Snapshot:
         instances = tuple(self._view(instance) for instance in self._deployment.instance)

@@ -63,13 +63,24 @@ class Wire:
 
 async def while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
     """Runs `work` to its end, or cancels it when the client leaves. The body of the request must have been read."""
-    running, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    task, gone = asyncio.current_task(), False
+    assert task is not None
+
+    async def watch() -> None:
+        nonlocal gone
+        await _disconnected(receive)
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
     try:
-        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await work
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        task.uncancel()
     finally:
-        running.cancel()
-        gone.cancel()
-        await asyncio.gather(running, gone, return_exceptions=True)
+        watcher.cancel()
 
 
 async def _disconnected(receive: Receive) -> None:
