@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -93,12 +94,35 @@ class DistantEngine(LocalEngine):
         return moment
 
 
+class Messages:
+    """Of a link in one direction, `way` seconds on their way."""
+
+    def __init__(self, queue: deque[Any], line: MemoryLink, way: float) -> None:
+        self._queue, self._line, self._way, self._latest = queue, line, way, 0.0
+
+    def take(self) -> None:
+        """Sends what is there on its way. In order: timers of one moment do not come in that in which they were set."""
+        loop = asyncio.get_running_loop()
+        while self._queue:
+            self._latest = max(loop.time() + self._way, self._latest + 1e-9)
+            loop.call_at(self._latest, self._arrive, self._queue.popleft())
+
+    def _arrive(self, message: Any) -> None:
+        with self._line.source.lock:
+            others = list(self._line._forth)
+            self._line._forth.clear()  # a message goes forth before any goes back
+            self._queue.appendleft(message)
+            self._line.deliver_message()
+            self._line._forth.extendleft(reversed(others))
+
+
 async def carry(line: MemoryLink, rate: float, way: float) -> None:
-    """Moves messages at once and batches at `rate` bytes/s, which arrive `way` seconds after they were sent."""
+    """Moves batches at `rate` bytes/s. They, and messages in both directions, arrive `way` seconds after they were sent."""
     loop = asyncio.get_running_loop()
+    forth, back = Messages(line._forth, line, way), Messages(line._back, line, way)
     while True:
-        while line.deliver_message():
-            pass
+        forth.take()
+        back.take()
         with line.source.lock:
             batch = line._next_batch()
         if batch is None:

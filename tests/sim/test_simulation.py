@@ -33,8 +33,8 @@ def test_a_cold_request_without_a_relay_waits_for_the_line() -> None:
     assert record.pipeline == "p_md"
     prefill = TINY.prefill_seconds(1000)
     assert record.ttft == pytest.approx(prefill)
-    # Layers leave while the others are computed, and the line takes longer than that.
-    assert record.kv_ready == pytest.approx(1000 * 1024 / 1e5 + WAY, abs=1e-3)
+    # Layers leave while the others are computed, once the offer is answered, and the line takes longer than that.
+    assert record.kv_ready == pytest.approx(WAN.rtt + 1000 * 1024 / 1e5 + WAY, abs=1e-3)
     assert record.ttst == pytest.approx(record.kv_ready + STEP + WAY, abs=1e-4)
     assert record.finished == pytest.approx(record.kv_ready + 199 * STEP + WAY, rel=0.01)
     assert record.wan_bytes == 1000 * 1024
@@ -46,9 +46,18 @@ def test_kv_crosses_the_line_in_whole_pages() -> None:
     instances = tuple(instance._replace(profile=paged) for instance in world.instances)
     _, (cold,) = run(world._replace(instances=instances), COLD)
     assert cold.wan_bytes == 1008 * 1024, "63 pages of 16 hold 1,000 tokens"
-    assert cold.kv_ready == pytest.approx(1008 * 1024 / 1e5 + WAY, abs=1e-3)
+    assert cold.kv_ready == pytest.approx(WAN.rtt + 1008 * 1024 / 1e5 + WAY, abs=1e-3)
     _, (warm,) = run(world._replace(instances=instances), WARM)
     assert warm.wan_bytes == 32 * 1024, "it has 61 whole pages of the 990 tokens, and the last one goes whole"
+
+
+def test_nothing_crosses_before_the_offer_is_answered() -> None:
+    short, line = Request(0.0, 100, 2, cached=0), LineSpec(rate=1e6, rtt=0.5)
+    _, (record,) = run(trio(CdcPd(), line=line), short)
+    assert record.prefill_end < line.rtt
+    assert record.kv_ready == pytest.approx(line.rtt + 100 * 1024 / 1e6 + line.rtt / 2)
+    _, (nothing,) = run(trio(CdcPd(), line=line), Request(0.0, 100, 2, cached=100))
+    assert nothing.kv_ready == pytest.approx(nothing.prefill_end)
 
 
 def test_a_line_that_is_faster_than_prefill_waits_for_its_end() -> None:

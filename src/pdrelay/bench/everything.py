@@ -25,6 +25,7 @@ Work = Coroutine[Any, Any, None]
 MOST_ROWS = 60
 """Figures of one benchmark on the page; its JSON has all."""
 
+STOCK = ("--peer", "stock_pd")
 THREE = ("--policy", "idc_pd", "--policy", "cdc_pd", "--policy", "pdd")
 
 
@@ -46,7 +47,7 @@ ENTRIES = (
     Entry("validate", ("bench", "validate", "--emulated", "--quick"), 240),
     Entry("reproduce-pdd", ("reproduce", "pdd"), 240),
     Entry("reproduce-prfaas", ("reproduce", "prfaas"), 120),
-    Entry("compare-real", ("bench", "compare", "--real", *THREE, "--requests", "24"), 720, page="--html", vllm=True),
+    Entry("compare-real", ("bench", "compare", "--real", *THREE, *STOCK, "--requests", "24"), 900, "--html", vllm=True),
 )
 
 

@@ -15,6 +15,7 @@ class Delivery:
 
     __slots__ = (
         "_bytes_per_token",
+        "_closed",
         "_events",
         "_fed",
         "_fixed",
@@ -24,6 +25,7 @@ class Delivery:
         "_opened",
         "_page",
         "_ready",
+        "_wanted",
         "arrived",
         "transfer",
         "whole",
@@ -37,13 +39,15 @@ class Delivery:
         self._events, self._line, self._on_arrival = events, line, on_arrival
         self._page, self._bytes_per_token, self._fixed = profile.page_tokens, profile.kv_per_token, profile.kv_fixed
         self._have = self._fed = self._ready = have - have % self._page
-        self.whole = self._opened = self.arrived = False
+        self.whole = self._opened = self._closed = self.arrived = False
+        self._wanted = 0.0  # when it is known here what the addressee lacks
         self.transfer: Transfer | None = None
 
     def open(self) -> None:
-        """The addressee has room: what is ready may go."""
+        """The addressee has room: what is ready may go, over a line once the offer has been answered."""
         self._opened = True
         if self._line is not None:
+            self._wanted = self._events.now + self._line.spec.rtt
             self.transfer = self._line.open(lambda _: self._arrive())
         self._send()
 
@@ -71,18 +75,23 @@ class Delivery:
         return tokens + -tokens % self._page
 
     def _send(self) -> None:
+        if self._closed:
+            return
         if self._line is None or self.transfer is None:
             if self.whole:
                 self._arrive()
             return
         size = (self._ready - self._fed) * self._bytes_per_token
+        if self.whole and self._ready > self._have:
+            size += self._fixed
+        if size and self._events.now < self._wanted:
+            self._events.at(self._wanted, self._send)
+            return
         self._fed = self._ready
+        self._line.give(self.transfer, size)
         if self.whole:
-            size += self._fixed if self._ready > self._have else 0.0
-            self._line.give(self.transfer, size)
+            self._closed = True
             self._line.close(self.transfer)
-        else:
-            self._line.give(self.transfer, size)
 
     def _arrive(self) -> None:
         self.arrived = True
