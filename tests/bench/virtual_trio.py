@@ -117,7 +117,7 @@ class Messages:
 
 
 async def carry(line: MemoryLink, rate: float, way: float) -> None:
-    """Moves batches at `rate` bytes/s. They, and messages in both directions, arrive `way` seconds after they were sent."""
+    """Moves batches at `rate` bytes/s. They, and messages both ways, arrive `way` seconds after they were sent."""
     loop = asyncio.get_running_loop()
     forth, back = Messages(line._forth, line, way), Messages(line._back, line, way)
     while True:
