@@ -135,7 +135,7 @@ def running_requests(run_dir: Path, name: str) -> int:
 
 
 def certificates(directory: Path, addresses: dict[str, str]) -> dict[str, str]:
-    """The serial number of the certificate that each part shows to a new connection, by the part's name."""
+    """The serial number of the certificate that each engine shows to a new connection, by the engine's name."""
     return {name: _serial(directory, name, address) for name, address in addresses.items()}
 
 
