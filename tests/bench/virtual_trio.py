@@ -97,8 +97,9 @@ class DistantEngine(LocalEngine):
 class Messages:
     """Of a link in one direction, `way` seconds on their way."""
 
-    def __init__(self, queue: deque[Any], line: MemoryLink, way: float) -> None:
-        self._queue, self._line, self._way, self._latest = queue, line, way, 0.0
+    def __init__(self, queue: deque[Any], arrive: Callable[[Any], None], line: MemoryLink, way: float) -> None:
+        self._queue, self._deliver, self._line, self._way = queue, arrive, line, way
+        self._latest = 0.0
 
     def take(self) -> None:
         """Sends what is there on its way. In order: timers of one moment do not come in that in which they were set."""
@@ -109,17 +110,14 @@ class Messages:
 
     def _arrive(self, message: Any) -> None:
         with self._line.source.lock:
-            others = list(self._line._forth)
-            self._line._forth.clear()  # a message goes forth before any goes back
-            self._queue.appendleft(message)
-            self._line.deliver_message()
-            self._line._forth.extendleft(reversed(others))
+            self._deliver(message)
 
 
 async def carry(line: MemoryLink, rate: float, way: float) -> None:
     """Moves batches at `rate` bytes/s. They, and messages both ways, arrive `way` seconds after they were sent."""
     loop = asyncio.get_running_loop()
-    forth, back = Messages(line._forth, line, way), Messages(line._back, line, way)
+    forth = Messages(line._forth, line.arrive_forth, line, way)
+    back = Messages(line._back, line.arrive_back, line, way)
     while True:
         forth.take()
         back.take()

@@ -115,21 +115,28 @@ class MemoryLink:
 
     def deliver_message(self) -> bool:
         """Moves one message, forth before back."""
-        source, target = self.source.hub, self.target.hub
         if self._forth:
-            message = self._forth.popleft()
-            if isinstance(message, messages.Contracts):
-                with suppress(ContractError):
-                    target.peer_contracts(f"peer:{source.name}", message.contracts)
-            else:
-                target.receivers.on_message(source.name, message)
-            target.settle()
-            return True
-        if self._back:
-            source.senders.on_message(target.name, self._back.popleft())
-            source.settle()
-            return True
-        return False
+            self.arrive_forth(self._forth.popleft())
+        elif self._back:
+            self.arrive_back(self._back.popleft())
+        else:
+            return False
+        return True
+
+    def arrive_forth(self, message: messages.LinkMessage) -> None:
+        """The target reads a message of the source."""
+        source, target = self.source.hub, self.target.hub
+        if isinstance(message, messages.Contracts):
+            with suppress(ContractError):
+                target.peer_contracts(f"peer:{source.name}", message.contracts)
+        else:
+            target.receivers.on_message(source.name, message)
+        target.settle()
+
+    def arrive_back(self, message: messages.LinkMessage) -> None:
+        """The source reads a message of the target."""
+        self.source.hub.senders.on_message(self.target.hub.name, message)
+        self.source.hub.settle()
 
     def deliver_batch(self) -> bool:
         """Moves one batch of parts."""

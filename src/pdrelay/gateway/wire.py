@@ -76,9 +76,8 @@ async def while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> 
     try:
         await work
     except asyncio.CancelledError:
-        if not gone:
+        if not gone or task.uncancel():  # somebody else cancelled it as well
             raise
-        task.uncancel()
     finally:
         watcher.cancel()
 
