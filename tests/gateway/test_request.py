@@ -377,17 +377,18 @@ async def test_a_relay_that_keeps_failing_is_not_asked_again_first():
 
 
 @pytest.mark.parametrize(
-    ("event", "error"),
+    ("event", "error", "message"),
     [
-        (Failed(sid="", status=400, message="bad"), EngineRejectedError),
-        (Failed(sid="", status=500, message="died"), EngineUnavailableError),
+        (Failed(sid="", status=400, message="bad"), EngineRejectedError, "bad"),
+        (Failed(sid="", status=500, message="died"), EngineUnavailableError, "prefill failed: p-0: died"),
     ],
 )
-async def test_a_failed_prefill_is_an_error(event, error):
+async def test_a_failed_prefill_is_an_error(event, error, message):
     async with Scene() as scene:
         scene.p.last.send(event)
         await scene.settle()
         assert isinstance(scene.error, error)
+        assert str(scene.error) == message
 
 
 async def test_without_any_decoder_left_the_error_says_which_is_down():

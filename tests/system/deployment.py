@@ -42,6 +42,7 @@ class Deployment:
         self.run_dir, self.port, self.url = run_dir, port, f"http://127.0.0.1:{port}"
         self.http = plain_client(timeout=30)
         self._revived: dict[str, subprocess.Popen] = {}
+        self._killed: set[str] = set()
 
     def status(self) -> dict:
         return json.loads(pdrelay("status", "--run-dir", str(self.run_dir), "--json", check=False).stdout)
@@ -68,6 +69,7 @@ class Deployment:
     def kill(self, name: str) -> None:
         """SIGKILL to every process of a part."""
         self.signal(name, signal.SIGKILL)
+        self._killed.add(name)
 
     @contextmanager
     def hung(self, name: str) -> Iterator[None]:
@@ -88,6 +90,13 @@ class Deployment:
             self._revived[name] = subprocess.Popen(
                 arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+
+        self._killed.discard(name)
+
+    def revive_killed(self) -> None:
+        """After a test that failed before it could: the next one finds every part."""
+        for name in sorted(self._killed):
+            self.revive(name)
 
     def end_revived(self) -> None:
         """Stops what `revive` started."""

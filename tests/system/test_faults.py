@@ -79,7 +79,10 @@ class Request(threading.Thread):
 def returns_to_its_start(deployment: Deployment):
     """Afterwards every role is served again and no depot holds anything for a request that has ended."""
     before = deployment.held()
-    yield
+    try:
+        yield
+    finally:
+        deployment.revive_killed()
     wait_until(deployment.healthy, 20, "every role to be served")
     wait_until(lambda: deployment.held() == before, 25, "leases, reservations and transfers to end")
     wait_until(lambda: _ends_on_main_decode(deployment), 10, "main decode to take over again")

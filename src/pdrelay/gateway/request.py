@@ -237,7 +237,7 @@ class RequestRun:
             case Finished():
                 self._finished(leg, event)
             case Failed(status=status, message=message):
-                self._failed(leg, message, status)
+                self._failed(leg, message if status < 500 else f"{leg.instance}: {message}", status)
             case Lost(message):
                 self._failed(leg, f"{leg.instance} is down: {message}", 503)
         return None
