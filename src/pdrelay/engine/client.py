@@ -8,15 +8,12 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
-from websockets.frames import CloseCode
-from websockets.typing import Subprotocol
+from picows import WSHandshakeError, WSInvalidStatusError
 
 from pdrelay.engine.base import EngineStatus
+from pdrelay.engine.conversation import Conversation, ConversationEndedError
 from pdrelay.engine.handle import SessionHandle
 from pdrelay.engine.messages import (
     PATH,
@@ -39,17 +36,13 @@ _log = logging.getLogger(__name__)
 FIRST_RETRY, LAST_RETRY = 0.2, 2.0
 """Seconds between attempts to connect: doubled from the first to the last."""
 
-SILENT_PINGS: Final = 3
-CLOSE_TIMEOUT: Final = 1.0
-MAX_FRAME: Final = 16 * 2**20
-
 
 class WebSocketEngine:
     """An `Engine` at `address` (`host:port`). Construct inside a running loop: it connects at once, and again for ever.
 
     `tls` None is plain TCP, for tests. The engine's certificate must bear `server_name` (default: the instance's name),
-    whatever the address says. An engine that answers `SILENT_PINGS` pings in a row not at all, sent every
-    `ping_interval` seconds, is taken for dead. They are counted, not timed, because it may be us who stood still.
+    whatever the address says. An engine that does not answer pings, one each `ping_interval` seconds, is taken for
+    dead.
     """
 
     def __init__(
@@ -69,7 +62,8 @@ class WebSocketEngine:
         self._status = EngineStatus(False, clock(), "not connected yet", None, None)
         self._sessions: dict[str, SessionHandle] = {}
         self._unsent: list[ToEngine] = []
-        self._wake = asyncio.Event()
+        self._conversation: Conversation | None = None
+        self._flushing = False
         self._task = asyncio.create_task(self._stay_connected(), name=f"engine {instance}")
 
     @property
@@ -104,7 +98,16 @@ class WebSocketEngine:
 
     def _send(self, message: ToEngine) -> None:
         self._unsent.append(message)
-        self._wake.set()
+        if not self._flushing:
+            # In the next tick: all that one tick sends leaves in one frame.
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._unsent and self._conversation is not None and self._conversation.writable:
+            messages, self._unsent = self._unsent, []
+            self._conversation.send(encode(messages))
 
     def _forget(self, sid: str) -> None:
         self._sessions.pop(sid, None)
@@ -122,51 +125,21 @@ class WebSocketEngine:
 
     async def _connect_once(self) -> None:
         """One connection, from its attempt to its end, which is always an exception."""
-        async with connect(
-            self._url,
-            subprotocols=[Subprotocol(name) for name in SUBPROTOCOLS],
-            compression=None,
-            proxy=None,  # the environment's web proxy is not meant for engines
-            open_timeout=5,
-            close_timeout=CLOSE_TIMEOUT,
-            ping_interval=None,  # by `_ping`
-            max_size=MAX_FRAME,
-            ssl=self._tls,
-            server_hostname=self._server_name,
-        ) as websocket:
-            helpers = [asyncio.create_task(work(websocket)) for work in (self._write, self._ping)]
-            try:
-                await self._read(websocket)
-            finally:
-                for helper in helpers:
-                    helper.cancel()
-                await asyncio.gather(*helpers, return_exceptions=True)
+        conversation = self._conversation = Conversation(self._receive, self._flush)
+        try:
+            await conversation.connect(self._url, SUBPROTOCOLS, self._tls, self._server_name)
+            await conversation.ended(self._ping_interval)
+        finally:
+            self._conversation = None
+            conversation.close()
 
-    async def _read(self, websocket: ClientConnection) -> None:
+    def _receive(self, frame: bytes) -> None:
         sessions = self._sessions
-        while True:
-            frame = await websocket.recv(decode=False)
-            for message in decode_from_engine(frame):
-                if type(message) is not Tokens:
-                    self._take(message)
-                elif (session := sessions.get(message.sid)) is not None:
-                    session.tokens(message)
-
-    async def _write(self, websocket: ClientConnection) -> None:
-        # Wakes in the tick after the first message: all that one tick sent leaves in one frame.
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            messages, self._unsent = self._unsent, []
-            await websocket.send(encode(messages))
-
-    async def _ping(self, websocket: ClientConnection) -> None:
-        silent = 0
-        while silent < SILENT_PINGS:
-            answered = asyncio.ensure_future(await websocket.ping())
-            await asyncio.sleep(self._ping_interval)
-            silent = 0 if answered.done() else silent + 1
-        await websocket.close(CloseCode.INTERNAL_ERROR, "no answer to pings")
+        for message in decode_from_engine(frame):
+            if type(message) is not Tokens:
+                self._take(message)
+            elif (session := sessions.get(message.sid)) is not None:
+                session.tokens(message)
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Hello):
@@ -204,15 +177,11 @@ def _explain(error: Exception) -> str:
     match error:
         case OSError():
             return _explain_attempt(error)
-        case InvalidStatus():
-            return f"answered HTTP {error.response.status_code}"
-        case InvalidMessage():
-            return "closed the connection during the handshake (does it accept our certificate?)"
-        case ConnectionClosed():
-            return _explain_close(error)
+        case WSInvalidStatusError() if error.response is not None:
+            return f"answered HTTP {int(error.response.status)}"
         case msgspec.DecodeError():
             return f"sent a malformed frame: {error}"
-        case InvalidHandshake() | _WrongEngineError() | ProtocolError():
+        case WSHandshakeError() | ConversationEndedError() | _WrongEngineError() | ProtocolError():
             return str(error)
         case _:
             _log.error("engine connection failed", exc_info=error)
@@ -231,11 +200,3 @@ def _explain_attempt(error: OSError) -> str:
             return "no answer to the connection attempt"
         case _:
             return (error.strerror or str(error)).lower()
-
-
-def _explain_close(error: ConnectionClosed) -> str:
-    if error.rcvd is not None:
-        return error.rcvd.reason or {1001: "shut down", 1012: "shut down"}.get(error.rcvd.code, "closed the connection")
-    if error.sent is not None and error.sent.code == CloseCode.INTERNAL_ERROR:
-        return f"no answer to {SILENT_PINGS} pings"
-    return "connection lost"
