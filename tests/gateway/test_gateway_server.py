@@ -152,22 +152,23 @@ loops = pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
 @loops
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tokens_before", [0, 1])
+@pytest.mark.parametrize("padding", [0, 300_000])  # so long a body stops the reading
 def test_a_client_that_leaves_ends_the_request(
-    text: Text, loop: Callable[[], asyncio.AbstractEventLoop], stream: bool, tokens_before: int
+    text: Text, loop: Callable[[], asyncio.AbstractEventLoop], stream: bool, tokens_before: int, padding: int
 ) -> None:
     async def scene() -> None:
         generator = FakeGenerator()
         async with serving(generator, text) as port:
-            await leave(port, generator, stream, tokens_before)
+            await leave(port, generator, stream, tokens_before, padding)
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(scene())
 
 
-async def leave(port: int, generator: FakeGenerator, stream: bool, tokens_before: int) -> None:
+async def leave(port: int, generator: FakeGenerator, stream: bool, tokens_before: int, padding: int) -> None:
     never = asyncio.Event()
     generator.script = Script([*batches(*[[60]] * tokens_before), never])
-    body = json.dumps({"prompt": "hi", "stream": stream}).encode()
+    body = json.dumps({"prompt": "hi", "stream": stream}).encode() + b" " * padding
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     async with asyncio.timeout(10):

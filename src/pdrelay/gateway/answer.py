@@ -42,9 +42,10 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers. The body of the request must have been read."""
         wire = Wire(self._id, send)
-        self._take_shortcut(direct_of(scope))
+        direct = direct_of(scope)
+        self._take_shortcut(direct)
         try:
-            await while_connected(self._run(wire), receive)
+            await while_connected(self._run(wire), receive, direct)
         finally:
             await self._close(wire.status)
 

@@ -7,6 +7,8 @@ the usual way.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -14,12 +16,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 EXTENSION = "pdrelay.direct"
 
 
+class _Way:
+    """What a request's scope holds."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        # The cycle holds the scope, which must not hold it: neither would be freed before a garbage collection.
+        self.cycle = weakref.ref(cycle)
+        self.gone: Callable[[], object] | None = None  # called when the client leaves early
+
+
 class Direct:
     """Writes chunks of one response that has begun by ASGI's means, and ends by them."""
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
+    def __init__(self, cycle: RequestResponseCycle, way: _Way) -> None:
         assert cycle.scope["method"] != "HEAD", "a HEAD request has no body"
         self._cycle, self._flow, self._write = cycle, cycle.flow, cycle.transport.write
+        self._way = way
 
     def ready(self) -> bool:
         """Whether a chunk may be written now: the response runs, in chunks, and the client reads."""
@@ -27,6 +39,17 @@ class Direct:
         if cycle.disconnected or cycle.response_complete or self._flow.write_paused:
             return False
         return cycle.chunked_encoding is True
+
+    def when_gone(self, call: Callable[[], object]) -> None:
+        """Has `call` called when the client leaves before the response is complete, at once if it has."""
+        self._way.gone = call
+        if self._cycle.disconnected:
+            call()
+        self._flow.resume_reading()  # else nobody would notice: a long body has stopped it
+
+    def stay(self) -> None:
+        """Takes that back."""
+        self._way.gone = None
 
     def write(self, data: bytes) -> None:
         """Writes one chunk, not empty. Only while `ready`."""
@@ -40,12 +63,24 @@ class DirectProtocol(HttpToolsProtocol):
         """Of the parser."""
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope and self.scope["method"] != "HEAD":
-            # The cycle holds the scope, which must not hold it: neither would be freed before a garbage collection.
-            self.scope.setdefault("extensions", {})[EXTENSION] = {"cycle": weakref.ref(self.cycle)}
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
+            extensions[EXTENSION] = _Way(self.cycle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Of the transport."""
+        cycle = self.cycle
+        super().connection_lost(exc)
+        if cycle is not None and cycle.disconnected and (way := _way_of(cycle.scope)) is not None and way.gone:
+            way.gone()
 
 
 def direct_of(scope: Scope) -> Direct | None:
     """That of a running request; None where the server has none."""
-    found = scope.get("extensions", {}).get(EXTENSION, {}).get("cycle")
-    cycle = found() if found is not None else None
-    return Direct(cycle) if cycle is not None else None
+    way = _way_of(scope)
+    cycle = way.cycle() if way is not None else None
+    return Direct(cycle, way) if way is not None and cycle is not None else None
+
+
+def _way_of(scope: Mapping[str, Any]) -> _Way | None:
+    found: _Way | None = scope.get("extensions", {}).get(EXTENSION)
+    return found

@@ -14,6 +14,7 @@ from pdrelay.engine.messages import Prefilled
 from pdrelay.engine.serving import Ask, Enough, Feed, FromServing, Generate, Reply, ServingConnection
 from pdrelay.errors import PdrelayError, RequestError
 from pdrelay.gateway.base import Finish, GenerationRequest, Serving, TokenBatch, TokenStream, Trace
+from pdrelay.gateway.direct import direct_of
 from pdrelay.gateway.faults import BAD_REQUEST, SERVER_ERROR
 from pdrelay.gateway.frames import DONE, event
 from pdrelay.gateway.metrics import Meter
@@ -51,7 +52,7 @@ class ServedAnswer:
         """Answers. The body of the request must have been read."""
         wire = Wire(self._served.request_id, send)
         try:
-            await while_connected(self._run(wire), receive)
+            await while_connected(self._run(wire), receive, direct_of(scope))
         finally:
             await self._close(wire.status)
 

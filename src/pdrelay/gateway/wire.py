@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.types import Receive, Send
 
+from pdrelay.gateway.direct import Direct
 from pdrelay.gateway.faults import fault_of
 from pdrelay.gateway.frames import DONE, event
 
@@ -61,27 +62,36 @@ class Wire:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-async def while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Runs `work` to its end, or cancels it when the client leaves. The body of the request must have been read."""
-    task, gone = asyncio.current_task(), False
+async def while_connected(work: Coroutine[Any, Any, None], receive: Receive, direct: Direct | None = None) -> None:
+    """Runs `work` to its end, or cancels it when the client leaves. The body of the request must have been read.
+
+    With `direct` no task has to watch for that.
+    """
+    task, watcher, gone = asyncio.current_task(), None, False
     assert task is not None
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal gone
-        await _disconnected(receive)
         gone = True
         task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    if direct is None:
+        watcher = asyncio.create_task(_when_disconnected(receive, leave))
+    else:
+        direct.when_gone(leave)
     try:
         await work
     except asyncio.CancelledError:
         if not gone or task.uncancel():  # somebody else cancelled it as well
             raise
     finally:
-        watcher.cancel()
+        if watcher is not None:
+            watcher.cancel()
+        if direct is not None:
+            direct.stay()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _when_disconnected(receive: Receive, leave: Callable[[], None]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    leave()
