@@ -84,9 +84,23 @@ class Choice:
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """All of the choice; the last piece has the ending."""
         try:
-            async with aclosing(self._pieces()) as pieces:
-                async for piece in pieces:
-                    yield piece
+            if self.leader is not None:
+                await self.leader.prefilled.wait()
+            self.begin()
+            stream, output = self._stream, self.planned.output
+            assert stream is not None
+            async for batch in stream:
+                piece = self._piece(batch)
+                if not self.prefilled.is_set():
+                    self.prefilled.set()
+                    piece = self._with_echo(piece)
+                yield piece
+                if output.stopped:
+                    await stream.aclose(complete=True)
+                    yield Piece(ending=output.ending(None))
+                    return
+            rest = output.finish(_natural(stream.finish))
+            yield Piece("" if self.planned.echo_only else rest, ending=output.ending(stream.finish))
         finally:
             self.prefilled.set()
 
@@ -94,27 +108,6 @@ class Choice:
         """Ends the token stream; `complete` as there."""
         if self._stream is not None:
             await self._stream.aclose(complete=complete)
-
-    async def _pieces(self) -> AsyncGenerator[Piece, None]:
-        if self.leader is not None:
-            await self.leader.prefilled.wait()
-        self.begin()
-        stream, output = self._stream, self.planned.output
-        assert stream is not None
-        first = True
-        async for batch in stream:
-            piece = self._piece(batch)
-            if first:
-                first = False
-                self.prefilled.set()
-                piece = self._with_echo(piece)
-            yield piece
-            if output.stopped:
-                await stream.aclose(complete=True)
-                yield Piece(ending=output.ending(None))
-                return
-        rest = output.finish(_natural(stream.finish))
-        yield Piece("" if self.planned.echo_only else rest, ending=output.ending(stream.finish))
 
     def _piece(self, batch: TokenBatch) -> Piece:
         output = self.planned.output

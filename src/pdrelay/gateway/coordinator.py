@@ -55,6 +55,7 @@ class Coordinator:
         self._deployment, self._engines, self._depots = deployment, engines, depots
         self._connectors = connectors or {}
         self._instances = {instance.name: instance for instance in deployment.instance}
+        self._roles = {instance.name: frozenset(instance.roles) for instance in deployment.instance}
         self._policy = policy_of(deployment.policy)
         self._policy_state = self._policy.initial()
         self._adapters = {adapter.name: adapter.identity for adapter in deployment.adapter}
@@ -215,7 +216,7 @@ class Coordinator:
         return InstanceView(
             name=instance.name,
             cluster=instance.cluster,
-            roles=frozenset(instance.roles),
+            roles=self._roles[instance.name],
             healthy=status.healthy and not trouble,
             detail=detail,
             running=load.running if load else 0,

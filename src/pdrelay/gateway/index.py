@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from pdrelay.depot.base import Forgotten, Removed, Stored
 from pdrelay.kv.contract import KVGroup
 from pdrelay.kv.demand import usable_prefix
 from pdrelay.kv.names import PromptPages
+
+_NOTHING: Set[bytes] = frozenset()
 
 
 class PageIndex:
@@ -28,5 +30,7 @@ class PageIndex:
 
     def usable(self, pages: PromptPages, groups: Sequence[KVGroup], depot: str, engine: str) -> int:
         """Tokens of the prompt that need not be computed, given what `depot` and the own cache of `engine` have."""
-        stored, held = self._held.get(depot, set()), self._held.get(engine, set())
+        stored, held = self._held.get(depot, _NOTHING), self._held.get(engine, _NOTHING)
+        if not (stored or held):
+            return 0
         return usable_prefix(pages, groups, lambda name: name in stored or name in held)

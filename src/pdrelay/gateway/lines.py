@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pdrelay.cluster.config import Deployment
 from pdrelay.cluster.units import parse_time
 from pdrelay.depot.base import LinkEstimate, LinkState
@@ -21,9 +23,11 @@ class Lines:
         }
         self._down: dict[Ends, str] = {}  # by host: why
         self._estimates: dict[Ends, LinkEstimate] = {}  # by host
+        self._views: dict[Ends, LinkView] = {}  # what follows from them; empty when it must be made again
 
     def state(self, host: str, state: LinkState) -> None:
         """The link from depot `host` came up or went down."""
+        self._views = {}
         if state.up:
             self._down.pop((host, state.to), None)
         else:
@@ -31,23 +35,26 @@ class Lines:
 
     def estimate(self, host: str, estimate: LinkEstimate) -> None:
         """What depot `host` measured."""
+        self._views = {}
         self._estimates[host, estimate.to] = estimate
 
     def forget(self, host: str) -> None:
         """Depot `host` went away: it sends nothing any more."""
+        self._views = {}
         for ends in [ends for ends in self._estimates if ends[0] == host]:
             del self._estimates[ends]
 
-    def views(self) -> dict[Ends, LinkView]:
+    def views(self) -> Mapping[Ends, LinkView]:
         """By (from, to) cluster."""
-        return {ends: self._view(ends, configured) for ends, configured in self._configured.items()}
+        if not self._views:
+            self._views = {ends: self._view(ends, configured) for ends, configured in self._configured.items()}
+        return self._views
 
     def rtt(self, source: str, target: str) -> float:
         """Seconds there and back between two clusters, in whatever direction there is a line; 0 without one."""
-        for ends in ((source, target), (target, source)):
-            if (configured := self._configured.get(ends)) is not None:
-                return self._view(ends, configured).rtt
-        return 0.0
+        views = self.views()
+        view = views.get((source, target)) or views.get((target, source))
+        return view.rtt if view is not None else 0.0
 
     def _view(self, ends: Ends, configured: LinkView) -> LinkView:
         measured = [found for hosts, found in self._estimates.items() if self._ends_of(hosts) == ends]

@@ -44,6 +44,7 @@ class Metrics:
             "pipeline",
             "status",
         )
+        self._ended: dict[tuple[str, str, int], Counter] = {}  # children of it, which take long to look up
         self.running = Gauge("pdrelay_gateway_requests_running", "Requests under way", registry=self.registry)
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests")
         self.generation_tokens = LoopCounter(
@@ -82,7 +83,15 @@ class Metrics:
 
     def refused(self, endpoint: str, status: int) -> None:
         """Counts a request that never reached an engine."""
-        self.requests.labels(endpoint, "none", status).inc()
+        self.ended(endpoint, "none", status)
+
+    def ended(self, endpoint: str, pipeline: str, status: int) -> None:
+        """Counts a request."""
+        key = endpoint, pipeline, status
+        child = self._ended.get(key)
+        if child is None:
+            child = self._ended[key] = self.requests.labels(*key)
+        child.inc()
 
 
 class _Last:
@@ -140,7 +149,7 @@ class Meter:
         """Takes note of the end; `traces` are those of the choices, as far as they can be had."""
         metrics = self._metrics
         metrics.running.dec()
-        metrics.requests.labels(self._endpoint, traces[0].pipeline if traces else "none", status).inc()
+        metrics.ended(self._endpoint, traces[0].pipeline if traces else "none", status)
         if status < 400:
             metrics.whole.observe(time.monotonic() - self._arrival)
         for trace in traces:
