@@ -45,7 +45,7 @@ def test_every_row_carries_the_same_transfers(result: Table2) -> None:
         assert 0 <= arm.connections_used <= 1
         assert 0 < arm.line_use <= 1.05
         assert arm.core_wait is not None
-        assert 0 <= arm.core_wait < 1
+        assert 0 < arm.core_wait < 8
         assert arm.idle_p50 is not None
         assert arm.idle_p50 > 0
     assert result.mean_bytes["narrow"] == pytest.approx(0.1 * result.prompt_bytes, rel=0.05)

@@ -40,7 +40,8 @@ DISTRIBUTIONS: tuple[Name, ...] = ("skewed", "narrow")
 
 
 MOST_CORE_WAIT = 0.3
-"""Above this a row measures the machine, not the line."""
+"""Above this a row measures the machine, not the line. (That threads often wait says little: a packet wakes several, for
+microseconds.)"""
 
 
 class Published(NamedTuple):
@@ -127,7 +128,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     queueing: float  # mean
     connections: int
     connections_used: float  # mean share of them that carried something, in the second half of the arrivals
-    core_wait: float | None  # link: share of their busy time in which the depots had no core to run on
+    core_wait: float | None  # link: seconds in each second that the depots' threads waited for a core, together
     idle_p50: float | None  # link: of a median delta on a line with nothing else on it
     line_use: float  # payload over what the line could have carried until the last transfer ended
     latencies: list[float]  # with queueing, in order of arrival

@@ -94,16 +94,14 @@ async def _arm(
         pages = round(float(np.median(load.pages[name])))
         idle = await through_link(depots, Work([IDLE_GAP * number for number in range(IDLE)], [pages] * IDLE), tell)
         async with _busy_connections(depots.sender.process.pid, line.route.bulk) as samples:
-            before = [site.process.core_times() for site in depots]
+            before, begun = [site.process.core_times() for site in depots], time.monotonic()
             moments = await through_link(depots, Work(arrivals, load.pages[name]), tell)
-            after = [site.process.core_times() for site in depots]
+            after, seconds = [site.process.core_times() for site in depots], time.monotonic() - begun
     start, end = _second_half(moments)
     busy = [sample.busy for sample in samples if start <= sample.moment <= end]
     used = min(1.0, float(np.mean(busy)) / options.connections) if busy else 0.0
     idle_p50 = float(np.median(np.subtract(idle.ended, idle.arrived))) / slower
-    ran = sum(now.ran - then.ran for now, then in zip(after, before, strict=True))
-    waited = sum(now.waited - then.waited for now, then in zip(after, before, strict=True))
-    core_wait = waited / max(ran + waited, 1e-9)
+    core_wait = sum(now.waited - then.waited for now, then in zip(after, before, strict=True)) / seconds
     return arm_of(carrier, name, load, moments.faster(slower), rate, options.connections, used, idle_p50, core_wait)
 
 

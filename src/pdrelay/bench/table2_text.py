@@ -167,8 +167,8 @@ def show(result: Table2, console: Console) -> None:
 
 def _starved(arm: Arm, core_wait: float) -> str:
     return (
-        f"{arm.carrier}, {arm.distribution}: NOT a measurement of the line: the depots waited for a core in "
-        f"{core_wait:.0%} of their busy time, because other work had the cores; run it again on an idle machine"
+        f"{arm.carrier}, {arm.distribution}: NOT a measurement of the line: in each second the depots waited "
+        f"{core_wait:.2f} s for a core; run it again on an idle machine, or more slowly"
     )
 
 

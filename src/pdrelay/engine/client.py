@@ -138,8 +138,8 @@ class WebSocketEngine:
         for message in decode_from_engine(frame):
             if type(message) is not Tokens:
                 self._take(message)
-            elif (session := sessions.get(message.sid)) is not None:
-                session.tokens(message)
+            elif (session := sessions.get(message.sid)) is not None and not session.tap(message):
+                session.deliver(message)
 
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Hello):

@@ -14,7 +14,8 @@ _ENDS = Finished, Failed  # a union type would take ten times as long to look at
 
 
 class SessionHandle:
-    """An `EngineSession`. Its transport calls `deliver` and `lose`; `send` takes its messages.
+    """An `EngineSession`. Its transport calls `deliver` (for Tokens that `tap` did not take) and `lose`; `send` takes its
+    messages.
 
     `on_end` is called once, with the sid, when nothing more can come.
     """
@@ -27,7 +28,7 @@ class SessionHandle:
         self._ended = False
         self._lost: str | None = None
         self._listener: SessionListener | None = None
-        self._tap: Tap | None = None
+        self.tap: Tap = _takes_none  # who returns True has taken an event, which is not delivered then
 
     def extend(self, ids: list[int]) -> None:
         """Sends Extend; nothing when the session has ended."""
@@ -47,11 +48,6 @@ class SessionHandle:
             self._send(Abort(self.sid))
             self._end()
         self._wake.set()
-
-    def tokens(self, event: Tokens) -> None:
-        """As `deliver`."""
-        if self._tap is None or not self._tap(event):
-            self.deliver(event)
 
     def deliver(self, event: SessionEvent) -> None:
         """An event came from the engine."""
@@ -76,7 +72,7 @@ class SessionHandle:
     def listen(self, listener: SessionListener, tap: Tap | None = None) -> None:
         """See EngineSession."""
         assert not self._events, "events came before anybody listened"
-        self._listener, self._tap = listener, tap
+        self._listener, self.tap = listener, tap or _takes_none
 
     def events(self) -> AsyncIterator[SessionEvent]:
         """The session's events; one consumer. Raises EngineUnavailableError when the connection is lost."""
@@ -97,5 +93,10 @@ class SessionHandle:
 
     def _end(self) -> None:
         self._ended = True
-        self._listener = self._tap = None  # they know this handle: none would be freed before a garbage collection
+        # They know this handle: none would be freed before a garbage collection.
+        self._listener, self.tap = None, _takes_none
         self._on_end(self.sid)
+
+
+def _takes_none(_: Tokens) -> bool:
+    return False

@@ -75,8 +75,8 @@ class LocalEngine:
 
     def _deliver(self, event: SessionEvent) -> None:
         handle = self._handles.get(event.sid)
-        if handle is not None:
-            handle.tokens(event) if isinstance(event, Tokens) else handle.deliver(event)
+        if handle is not None and not (isinstance(event, Tokens) and handle.tap(event)):
+            handle.deliver(event)
 
     def _forget(self, sid: str) -> None:
         self._handles.pop(sid, None)

@@ -13,7 +13,7 @@ class Straight:
 
     def __init__(self, output: Output, frames: Frames, direct: Direct, meter: Meter) -> None:
         self._output, self._frames, self._direct, self._meter = output, frames, direct, meter
-        self._before, self._behind = frames.around(0)
+        self._write_quoted = direct.between(*frames.around(0))
 
     def take(self, index: int, ids: list[int]) -> bool:
         """See Sink."""
@@ -22,7 +22,7 @@ class Straight:
             return False
         self._meter.more(len(ids))
         if len(ids) == 1 and (quoted := self._output.quick(ids[0])) is not None:
-            direct.write(b"%b%b%b" % (self._before, quoted, self._behind))
+            self._write_quoted(quoted)
         elif text := self._output.push(ids):
             direct.write(self._frames.text(0, text))
         return True
