@@ -40,8 +40,8 @@ DISTRIBUTIONS: tuple[Name, ...] = ("skewed", "narrow")
 
 
 MOST_CORE_WAIT = 0.3
-"""Above this a row measures the machine, not the line. (That threads often wait says little: a packet wakes several, for
-microseconds.)"""
+"""Above this a row measures the machine, not the line. (That threads often wait says little: a packet wakes several,
+for microseconds.)"""
 
 
 class Published(NamedTuple):
