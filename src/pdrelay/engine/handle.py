@@ -14,9 +14,9 @@ _ENDS = Finished, Failed  # a union type would take ten times as long to look at
 
 
 class SessionHandle:
-    """An `EngineSession`. Its transport calls `deliver`, for Tokens only if `tap` has not taken them, and `lose`. `send`
-    takes its messages.
+    """An `EngineSession`.
 
+    `send` takes its messages. Its transport calls `lose`, and `deliver`: for Tokens only if `tap` has not taken them.
     `on_end` is called once, with the sid, when nothing more can come.
     """
 
