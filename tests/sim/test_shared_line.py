@@ -54,6 +54,14 @@ def test_two_transfers_share_until_one_is_done() -> None:
     assert long.arrived == pytest.approx(2.2)
 
 
+@pytest.mark.parametrize(("long", "ends", "short_ends"), [(20 * MB, 2.1, 1.3), (11 * MB, 1.1, 1.2)])
+def test_what_is_under_way_goes_before_what_is_more_urgent(long: float, ends: float, short_ends: float) -> None:
+    spec = LineSpec(10 * MB, discipline="srpt", under_way=0.2)
+    _, (first, second) = run(spec, [(0.0, long), (1.0, MB)])
+    assert second.arrived == pytest.approx(short_ends)  # without: 1.1
+    assert first.arrived == pytest.approx(ends)
+
+
 def test_a_connection_has_a_cap() -> None:
     line, flows = run(LineSpec(10 * MB, connection_rate=1 * MB), [(0.0, MB)] * 4)
     assert [flow.arrived for flow in flows] == [pytest.approx(1.0)] * 4
@@ -147,12 +155,12 @@ SENDS = st.lists(st.tuples(st.floats(0, 20), st.floats(0, 50 * MB)), min_size=1,
 @given(
     sends=SENDS, connections=st.integers(1, 8), cap=st.sampled_from([math.inf, 2 * MB, 20 * MB]),
     discipline=st.sampled_from(["fair", "srpt"]), fluctuation=st.sampled_from([0.0, 0.8]),
-    loss=st.sampled_from([0.0, 1.0]), outage=st.sampled_from([(), ((3.0, 7.0),)]),
+    loss=st.sampled_from([0.0, 1.0]), outage=st.sampled_from([(), ((3.0, 7.0),)]), ahead=st.sampled_from([0.0, 0.3]),
 )  # fmt: skip
-def test_conservation_whatever_happens(sends, connections, cap, discipline, fluctuation, loss, outage) -> None:
+def test_conservation_whatever_happens(sends, connections, cap, discipline, fluctuation, loss, outage, ahead) -> None:
     spec = LineSpec(
-        10 * MB, 0.02, connections, cap, discipline, 0.01, fluctuation, 0.5, loss_every=3.0, loss_lasts=loss,
-        outages=outage,
+        10 * MB, 0.02, connections, cap, discipline, ahead, setup=0.01, fluctuation=fluctuation, fluctuates_every=0.5,
+        loss_every=3.0, loss_lasts=loss, outages=outage,
     )  # fmt: skip
     line, flows = run(spec, sends)
     assert all(flow.arrived < math.inf for flow in flows)  # every transfer ends once

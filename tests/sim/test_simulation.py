@@ -65,6 +65,12 @@ def test_a_line_that_is_faster_than_prefill_waits_for_its_end() -> None:
     assert record.kv_ready == pytest.approx(record.prefill_end + WAY)
 
 
+@pytest.mark.parametrize(("slices", "late"), [(math.inf, 0), (4, 122)])  # of the last chunk, which has 488 tokens
+def test_the_last_slice_of_layers_leaves_when_all_are_computed(slices: float, late: int) -> None:
+    _, (record,) = run(trio(CdcPd(), line=WAN._replace(rate=1e8), slices=slices), COLD)
+    assert record.kv_ready == pytest.approx(record.prefill_end + late * 1024 / 1e8 + WAY)
+
+
 def test_a_token_that_is_on_its_way_back_is_not_lost_with_its_engine() -> None:
     _, (before,) = run(trio(CdcPd()), COLD)
     dies = Fault("m", before.finished - WAY / 2, 1.0)
@@ -238,16 +244,17 @@ def test_an_outage_sends_new_requests_to_the_relay() -> None:
     outages=st.sampled_from([(), ((5.0, 9.0),)]),
     ranks=st.integers(1, 3),
     overlap=st.booleans(),
+    slices=st.sampled_from([math.inf, 4]),
 )  # fmt: skip
 def test_every_request_ends_once_whatever_happens(
-    seed, preference, faults, capacity, arena, connections, outages, ranks, overlap
+    seed, preference, faults, capacity, arena, connections, outages, ranks, overlap, slices
 ) -> None:
     """Records check causality and token counts themselves; the engine, line, depot and cache their capacities."""
     profile = replace(TINY, kv_capacity=capacity * TINY.kv_per_token)
     line = LineSpec(4e5, 0.03, connections, 2e5, fluctuation=0.3, loss_every=5, loss_lasts=1, outages=outages)
     scenario = trio(
         line=line, profile=profile, handoff=handoff_settings(preference, 50, 10.0), faults=_apart(faults),
-        depots={"a": arena * 1024.0, "b": arena * 1024.0}, overlap=overlap, seed=seed,
+        depots={"a": arena * 1024.0, "b": arena * 1024.0}, overlap=overlap, slices=slices, seed=seed,
     )  # fmt: skip
     scenario = scenario._replace(instances=tuple(i._replace(ranks=ranks) for i in scenario.instances))
     workload = AgentSessions(Arrivals(1.0), turns=3, first=600, shared=512, added=200, output_mean=80, think=0.5,

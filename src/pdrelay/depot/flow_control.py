@@ -36,6 +36,14 @@ FIRST_BYTES = 256 << 10
 BURST_SECONDS = 0.005
 
 
+def seconds_ahead(rate: float, rtt: float, batch: int = MIN_BATCH) -> float:
+    """How long a full line of `rate` bytes per second is busy with what is under way beyond its round trip: what is
+    urgent comes behind it. `batch`: bytes of one."""
+    # A slow line's smallest batch takes it long: one for each connection would be much to wait behind.
+    batches = max(rate * BATCH_SECONDS, LEAST_BATCHES * batch)
+    return (RTT_GAIN - 1) * rtt + QUEUE_SECONDS + batches / rate
+
+
 class FlowControl:
     """One link's. Sizes are bytes on the line."""
 
@@ -69,11 +77,8 @@ class FlowControl:
     @property
     def window(self) -> int:
         """Most that may be under way."""
-        estimate = self.estimate
-        # A slow line's smallest batch takes it long: one for each connection would be much to wait behind.
-        batches = max(estimate.rate * BATCH_SECONDS, LEAST_BATCHES * self.batch_bytes)
-        window = estimate.rate * (RTT_GAIN * estimate.base_rtt + QUEUE_SECONDS) + batches
-        return int(min(window, self._known))
+        rate, rtt = self.estimate.rate, self.estimate.base_rtt
+        return int(min(rate * (rtt + seconds_ahead(rate, rtt, self.batch_bytes)), self._known))
 
     @property
     def _known(self) -> int:

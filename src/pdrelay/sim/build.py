@@ -42,6 +42,7 @@ def scenario_of(file: ScenarioFile, base: Path) -> Scenario:
         ),
         slo=ServiceLevel(*(_limit(f"slo.{name}", getattr(file.slo, name)) for name in ServiceLevel._fields)),
         overlap=file.overlap,
+        slices=file.slices or math.inf,
         token_zero=file.index_zero_from == "prefill",
         seed=file.seed,
     )
@@ -163,6 +164,7 @@ def _line(index: int, table: LineTable) -> LineSpec:
         connections=table.connections,
         connection_rate=cap,
         discipline=table.discipline,
+        under_way=seconds("under_way"),
         setup=seconds("setup"),
         fluctuation=table.fluctuation,
         fluctuates_every=seconds("fluctuates_every"),

@@ -65,6 +65,7 @@ class LineTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     connections: int = 64
     connection_rate: str = ""  # no cap when empty
     discipline: Discipline = "fair"
+    under_way: str = "0s"
     setup: str = "0s"
     fluctuation: float = 0.0
     fluctuates_every: str = "1s"
@@ -103,6 +104,7 @@ class ScenarioFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     requests: int = 2000
     seed: int = 0
     overlap: bool = True
+    slices: int = 0
     index_zero_from: Literal["prefill", "decode"] = "prefill"
     workload: WorkloadTable = WorkloadTable()
     policy: PolicySettings = PolicySettings()

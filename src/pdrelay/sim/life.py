@@ -114,13 +114,15 @@ class Life:
         self.prefill.rank().forward(forward)
 
     def _still_chunks(self, cached: int) -> Callable[[int], None]:
-        deliveries = self._deliveries
+        deliveries, early, before = self._deliveries, 1 - 1 / self._world.slices, 0
         for delivery in deliveries:
             delivery.feed(cached)
 
         def chunk(done: int) -> None:
+            nonlocal before
+            sent, before = before + int((done - before) * early), done
             for delivery in deliveries:
-                delivery.feed(cached + done)
+                delivery.feed(cached + sent)
 
         return chunk
 

@@ -6,7 +6,8 @@ time), says where every transfer stands: a transfer that begins with b bytes lef
 Nothing has to be done for the others when one comes or goes.
 
 A transfer holds one connection while it has bytes to send; without a free one it waits. `fair` gives connections first
-come, first served; `srpt` lets the transfers with the least left send and interrupts others for them. A connection can
+come, first served; `srpt` lets the transfers with the least left send and interrupts others for them, behind what those
+have under way. A connection can
 suffer a loss episode, during which its transfer sends nothing; the line's rate can vary and drop to nothing.
 
 INV-SIM-LINE-1: what all transfers sent together is at most the integral of the line's rate.
@@ -36,6 +37,7 @@ class LineSpec(NamedTuple):
     connections: int = 64
     connection_rate: float = math.inf  # cap of one connection
     discipline: Discipline = "fair"
+    under_way: float = 0.0  # srpt: what is so near its turn goes before a transfer that is more urgent
     setup: float = 0.0  # a transfer holds its connection so long before its first byte
     fluctuation: float = 0.0  # sigma of the lognormal factor on the rate, whose mean is 1
     fluctuates_every: float = 1.0  # a new factor is drawn
@@ -215,17 +217,31 @@ class Line:
         transfer.waiting_since = self._events.now
         if self.connected < self._slots():
             self._connect(transfer)
-        elif self.spec.discipline == "srpt" and (longest := self._longest_sending()) is not None:
-            if longest.end - self._virtual <= transfer.left:
-                self._waiting.append(transfer)
-                return
-            self._stop(longest)
-            self._disconnect(longest, pass_on=False)
-            longest.waiting_since = self._events.now
-            self._waiting.append(longest)
-            self._connect(transfer)
-        else:
-            self._waiting.append(transfer)
+            return
+        self._waiting.append(transfer)
+        if self.spec.discipline == "srpt":
+            if self.spec.under_way:
+                self._events.after(self.spec.under_way, lambda: self._overtake_later(transfer))
+            else:
+                self._overtake(transfer)
+
+    def _overtake_later(self, transfer: Transfer) -> None:
+        if transfer in self._waiting:
+            self._advance()
+            self._overtake(transfer)
+            self._plan()
+
+    def _overtake(self, transfer: Transfer) -> None:
+        """Lets a waiting transfer send in place of the one that has most left, if that is more."""
+        longest = self._longest_sending()
+        if longest is None or longest.end - self._virtual <= transfer.left:
+            return
+        self._stop(longest)
+        self._disconnect(longest, pass_on=False)
+        longest.waiting_since = self._events.now
+        self._waiting.remove(transfer)
+        self._waiting.append(longest)
+        self._connect(transfer)
 
     def _longest_sending(self) -> Transfer | None:
         live = [entry for entry in self._ends if entry[2].sending and entry[2].end == entry[0]]

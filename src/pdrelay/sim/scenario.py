@@ -53,6 +53,7 @@ class Scenario(NamedTuple):
     faults: tuple[Fault, ...] = ()
     slo: ServiceLevel = ServiceLevel()
     overlap: bool = True  # KV leaves chunk by chunk while prefill goes on; else when it has ended
+    slices: float = math.inf  # of layers in which a chunk's KV leaves: the last is there when the chunk is computed
     token_zero: bool = True  # prefill's sample is shown; else the user's first token is the first decode step's
     cached: Mapping[str, float] = {}  # share of a declared hit that a cluster's caches hold; 1 where it is not named
     front: float = 0.0  # seconds of the gateway's before prefill has a request

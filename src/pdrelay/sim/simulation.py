@@ -46,7 +46,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, on_record: OnRecord | None = None) -> None:
         self.events = Events()
         self.scenario = scenario
-        self.overlap, self.token_zero = scenario.overlap, scenario.token_zero
+        self.overlap, self.slices, self.token_zero = scenario.overlap, scenario.slices, scenario.token_zero
         self.handoffs = Handoffs(scenario.handoff)
         self.index = BlockIndex()
         self._depots = {name: Depot(self.index, size) for name, size in scenario.depots.items()}

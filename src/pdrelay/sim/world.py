@@ -21,6 +21,7 @@ class World(Protocol[L]):
     events: Events
     handoffs: Handoffs
     overlap: bool
+    slices: float
     token_zero: bool
 
     def place(self, request: Request) -> tuple[Placement, dict[str, int]]:

@@ -9,6 +9,8 @@ from pdrelay.bench.compare.rows import Row, simulated
 from pdrelay.cluster.config import PolicySettings
 from pdrelay.cluster.topology import Role
 from pdrelay.cluster.units import parse_size, parse_time
+from pdrelay.depot.flow_control import seconds_ahead
+from pdrelay.engine.emulated.steps import SLICES
 from pdrelay.perf.instance import from_profile
 from pdrelay.perf.profile import load
 from pdrelay.policy.handoff import RelayBound, Settings
@@ -45,9 +47,9 @@ def _scenario(experiment: Experiment, name: str, profiles: dict[Role, Path], are
     instances.append(InstanceSpec("md-0", "b", frozenset({Role.DECODE}), decode, depot="far"))
     bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
     size = float(parse_size(arena))
+    rate, rtt = experiment.real_line_rate, experiment.rtt / experiment.speed
     line = LineSpec(
-        experiment.real_line_rate, experiment.rtt / experiment.speed, CONNECTIONS, discipline="srpt",
-        wire_ratio=WIRE_RATIO,
+        rate, rtt, CONNECTIONS, discipline="srpt", under_way=seconds_ahead(rate, rtt), wire_ratio=WIRE_RATIO
     )  # fmt: skip
     return Scenario(
         instances=tuple(instances),
@@ -55,4 +57,5 @@ def _scenario(experiment: Experiment, name: str, profiles: dict[Role, Path], are
         policy=policy_of(settings),
         handoff=Settings(handoff, bound, settings.relay_pace),
         depots={"near": size, "far": size},
+        slices=min(SLICES, load(profiles[Role.PREFILL]).kv.layers),
     )
