@@ -50,7 +50,7 @@ class Conversation(WSListener):
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 await ws_connect(
-                    lambda: self,
+                    lambda *_: self,
                     url,
                     ssl_context=tls,
                     use_aiofastnet=False,  # its TLS goes past the context, which would not follow rotated certificates
