@@ -81,6 +81,25 @@ async def test_a_message_in_several_frames_is_one(eventually) -> None:
         talk.close()
 
 
+async def test_a_frame_that_is_too_long_ends_it_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "MAX_MESSAGE", 100)
+    go = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        protocol = await accepted(reader)
+        writer.write(b"".join(protocol.data_to_send()))
+        await go.wait()
+        protocol.send_binary(b"x" * 101)
+        writer.write(b"".join(protocol.data_to_send()))
+        await reader.read()
+
+    async with listening(serve) as address, asyncio.timeout(5):
+        talk = await connected(address, lambda _: None)
+        go.set()
+        with pytest.raises(ConversationEndedError, match=r"broke the protocol: .*100"):
+            await talk.ended(10.0)
+
+
 def refuse(_: bytes) -> None:
     raise ValueError("not ours")
 

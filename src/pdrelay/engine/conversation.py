@@ -122,6 +122,9 @@ class Conversation(WSListener):
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         """See WSListener."""
         self._transport, self.writable = None, False
+        shake = transport.close_handshake
+        if self._failure is None and shake is not None and shake.sent is not None:  # picows ended it
+            self._failure = ConversationEndedError(f"broke the protocol: {shake.sent.reason}")
         self._ended.set_result(None)
 
     def pause_writing(self) -> None:
