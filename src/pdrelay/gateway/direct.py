@@ -49,7 +49,8 @@ class Direct:
         self._way.gone = call
         if self._cycle.disconnected:
             call()
-        self._flow.resume_reading()  # else nobody would notice: a long body has stopped it
+        else:
+            self._flow.resume_reading()  # else nobody would notice: a long body has stopped it
 
     def stay(self) -> None:
         """Takes that back."""
