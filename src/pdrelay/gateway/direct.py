@@ -56,12 +56,8 @@ class Direct:
         """Takes that back."""
         self._way.gone = None
 
-    def write(self, data: bytes) -> None:
-        """Writes one chunk, not empty. Only while `ready`."""
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
-
     def between(self, before: bytes, behind: bytes) -> Callable[[bytes], None]:
-        """As `write`, for chunks that differ in what stands between two fixed pieces."""
+        """Writes one chunk: what it is given, between two pieces that are always the same. Only while `ready`."""
         write, fixed, before, behind = self._write, len(before) + len(behind), b"\r\n" + before, behind + b"\r\n"
         sizes = _SIZES
 

@@ -67,7 +67,7 @@ async def while_connected(work: Coroutine[Any, Any, None], receive: Receive, dir
 
     With `direct` no task has to watch for that.
     """
-    task, watcher, gone = asyncio.current_task(), None, False
+    task, gone = asyncio.current_task(), False
     assert task is not None
 
     def leave() -> None:
@@ -75,20 +75,19 @@ async def while_connected(work: Coroutine[Any, Any, None], receive: Receive, dir
         gone = True
         task.cancel()
 
+    stop: Callable[[], object]
     if direct is None:
-        watcher = asyncio.create_task(_when_disconnected(receive, leave))
+        stop = asyncio.create_task(_when_disconnected(receive, leave)).cancel
     else:
         direct.when_gone(leave)
+        stop = direct.stay
     try:
         await work
     except asyncio.CancelledError:
         if not gone or task.uncancel():  # somebody else cancelled it as well
             raise
     finally:
-        if watcher is not None:
-            watcher.cancel()
-        if direct is not None:
-            direct.stay()
+        stop()
 
 
 async def _when_disconnected(receive: Receive, leave: Callable[[], None]) -> None:
