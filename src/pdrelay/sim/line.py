@@ -7,8 +7,8 @@ Nothing has to be done for the others when one comes or goes.
 
 A transfer holds one connection while it has bytes to send; without a free one it waits. `fair` gives connections first
 come, first served; `srpt` lets the transfers with the least left send and interrupts others for them, behind what those
-have under way. A connection can
-suffer a loss episode, during which its transfer sends nothing; the line's rate can vary and drop to nothing.
+have under way. A connection can suffer a loss episode, during which its transfer sends nothing; the line's rate can
+vary and drop to nothing.
 
 INV-SIM-LINE-1: what all transfers sent together is at most the integral of the line's rate.
 INV-SIM-LINE-2: every transfer arrives with exactly the bytes that were given to it.
@@ -221,12 +221,13 @@ class Line:
         self._waiting.append(transfer)
         if self.spec.discipline == "srpt":
             if self.spec.under_way:
-                self._events.after(self.spec.under_way, lambda: self._overtake_later(transfer))
+                since = transfer.waiting_since
+                self._events.after(self.spec.under_way, lambda: self._overtake_later(transfer, since))
             else:
                 self._overtake(transfer)
 
-    def _overtake_later(self, transfer: Transfer) -> None:
-        if transfer in self._waiting:
+    def _overtake_later(self, transfer: Transfer, since: float) -> None:
+        if transfer.waiting_since == since:  # else it has had a connection meanwhile
             self._advance()
             self._overtake(transfer)
             self._plan()

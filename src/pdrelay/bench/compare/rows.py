@@ -48,7 +48,8 @@ def played(row: Played, speed: float) -> Row:
         number=row.number, due=row.due * speed, ttft=first, ttst=second, e2el=last,
         tpot=(last - first) / (row.output - 1) if row.output > 1 else nan,
         largest_gap=max((b - a for a, b in pairwise(moments[1:])), default=nan),  # TTST tells the one before
-        transfer=0.0 if ready < done else ready - done, hit_rate=trace.get("hit_rate", nan), tokens=_by_tier(row),
+        transfer=0.0 if ready < done else ready - done,  # NaN stays NaN, which max() would lose
+        hit_rate=trace.get("hit_rate", nan), tokens=_by_tier(row),
         wan_bytes=trace.get("wan_bytes", 0), handoff=_known(trace.get("handoff_done"), speed), error=row.error,
         moments=moments,
     )  # fmt: skip
