@@ -20,6 +20,7 @@ from pdrelay.cluster import certs
 from pdrelay.cluster.tls import client_context
 from pdrelay.engine.base import Chunk, Emit, Engine, EngineSession, SessionEvent
 from pdrelay.engine.client import WebSocketEngine
+from pdrelay.engine.conversation import Conversation
 from pdrelay.engine.memory import LocalEngine
 from pdrelay.engine.messages import (
     PATH,
@@ -38,6 +39,7 @@ from pdrelay.engine.messages import (
     Takeover,
     Tokens,
     decode_from_engine,
+    decode_to_engine,
     encode,
 )
 from pdrelay.errors import EngineRejectedError, EngineUnavailableError
@@ -126,6 +128,27 @@ async def engine(request, serve, tls, eventually) -> AsyncIterator[Engine]:
             yield engine
             await engine.aclose()
     await eventually(lambda: backend.live == 0)
+
+
+async def test_prefill_is_told_at_once_and_what_else_a_tick_sends_in_one_frame(serve, tls, eventually, monkeypatch):
+    frames: list[list[str]] = []
+    send = Conversation.send
+
+    def keep(self: Conversation, message: bytes) -> None:
+        frames.append([told.sid for told in decode_to_engine(message)])
+        send(self, message)
+
+    monkeypatch.setattr(Conversation, "send", keep)
+    async with serve(CountingBackend()) as served:
+        engine = WebSocketEngine("engine", served.address, client_context(tls, "gateway"))
+        await eventually(lambda: engine.status.healthy)
+        sampling = Sampling(max_tokens=2)
+        for sid, mode in (("p0", "prefill"), ("r1", "decode"), ("m2", "decode")):
+            engine.open(Open(sid=sid, mode=mode, prompt=[1], sampling=sampling))
+        assert frames == [["p0"]]
+        await eventually(lambda: len(frames) > 1)
+        assert frames == [["p0"], ["r1", "m2"]]
+        await engine.aclose()
 
 
 async def test_session_life(engine: Engine) -> None:
