@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from websockets.protocol import State
 
 from pdrelay.cluster import certs
 from pdrelay.cluster.tls import server_context
@@ -62,11 +63,18 @@ def serve(tls: Path) -> Serve:
         try:
             yield Served(f"127.0.0.1:{listener.getsockname()[1]}", server, task)
         finally:
+            await eventually(lambda: not _closing(server))
             server.should_exit = True
             await task
             listener.close()
 
     return serve
+
+
+def _closing(server: uvicorn.Server) -> bool:
+    """Whether a WebSocket is about to close: uvicorn fails when it is shut down then."""
+    connections = [getattr(connection, "conn", None) for connection in server.server_state.connections]
+    return any(getattr(connection, "state", None) is State.CLOSING for connection in connections)
 
 
 async def eventually(condition: Callable[[], object], timeout: float = 10) -> None:
