@@ -51,13 +51,14 @@ class SessionHandle:
 
     def deliver(self, event: SessionEvent) -> None:
         """An event came from the engine."""
-        if self._listener is not None:
-            self._listener.event(event)
+        listener = self._listener
+        if isinstance(event, _ENDS):
+            self._end()  # first: a listener that closes the session then has nothing to abort
+        if listener is not None:
+            listener.event(event)
         else:
             self._events.append(event)
             self._wake.set()
-        if isinstance(event, _ENDS):
-            self._end()
 
     def lose(self, detail: str) -> None:
         """The connection is gone: what came before it still comes out, then EngineUnavailableError."""
