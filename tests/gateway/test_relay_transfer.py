@@ -42,9 +42,11 @@ async def test_every_transfer_is_opened_and_ended_once(relay_depot: str | None, 
     depot = Depot()
     transfer = _transfer(depot, relay_depot)
     transfer.start(failed=pytest.fail)
-    await transfer.end(keep_sending=keep_sending)  # at once; a depot that heard of the end first would keep it for ever
+    transfer.end(keep_sending=keep_sending)  # at once; a depot that heard of the end first would keep it for ever
+    await transfer.ended()
     assert depot.seen == [("x", "host-m", "m"), *([("x/relay", "host-r", "r")] if relay_depot else [])]
-    await transfer.end(keep_sending=keep_sending)
+    transfer.end(keep_sending=keep_sending)
+    await transfer.ended()
     assert not depot.live
 
 
@@ -63,30 +65,33 @@ async def test_a_depot_that_does_not_take_a_transfer_is_told_of(error: Exception
     told: list[str] = []
     transfer = _transfer(Deaf(), None)
     transfer.start(told.append)
-    await transfer.end(keep_sending=False)
+    transfer.end(keep_sending=False)
+    await transfer.ended()
     assert told == [f"the depot beside p {what}"]
 
 
-async def test_a_cancelled_end_still_ends_what_the_depot_has_not_answered_yet() -> None:
-    class Silent(Depot):
+async def test_who_is_cancelled_while_a_depot_is_slow_leaves_its_end_to_be_told() -> None:
+    class Slow(Depot):
+        answer = asyncio.Event()
+
         async def transfer(self, transfer: Any) -> None:
             await super().transfer(transfer)
-            await asyncio.Event().wait()
+            await self.answer.wait()
 
-        async def end(self, xfer: str) -> TransferStats:
-            self.live.pop(xfer, None)  # a depot takes the end of what it never heard of
-            return TransferStats()
-
-    depot = Silent()
+    depot = Slow()
     transfer = _transfer(depot, "host-r")
     transfer.start(failed=pytest.fail)
-    ending = asyncio.create_task(transfer.end(keep_sending=False))
+    transfer.end(keep_sending=False)
+    waiting = asyncio.create_task(transfer.ended())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert depot.live
-    ending.cancel()
+    assert list(depot.live) == ["x"]
+    waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await ending
+        await waiting
+    depot.answer.set()
+    await transfer.ended()
+    assert len(depot.seen) == 2
     assert not depot.live
 
 

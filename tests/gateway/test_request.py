@@ -49,6 +49,42 @@ async def test_relay_streams_until_main_is_ready_then_main_gets_all_ids():
         )
 
 
+class SlowReader(Scene):
+    """Reads on only when `read` is set."""
+
+    async def _consume(self):
+        self.read = asyncio.Event()
+        async for batch in self.run:
+            self.seen += batch.ids
+            await self.read.wait()
+
+
+async def test_the_handoff_does_not_wait_for_who_reads():
+    async with SlowReader() as scene:
+        await scene.prefill()
+        scene.rld.last.opened()
+        scene.rld.last.tokens(1, 101, 102)
+        assert scene.seen == [100]
+        scene.md.last.opened()
+        assert scene.rld.last.aborted
+        assert scene.md.last.takeovers == [[100, 101, 102]]
+        scene.md.last.tokens(3, 103, last=True)
+        scene.md.last.finished("stop")
+        await scene.settle()
+        assert scene.seen == [100]
+        scene.read.set()
+        await scene.settle()
+        assert scene.seen == [100, 101, 102, 103]
+
+
+async def test_what_fails_a_request_does_not_fail_who_tells_it():
+    async with Scene() as scene:
+        scene.p.last.send(Failed(sid="", status=500, message="broken"))  # raises nothing
+        scene.rld.last.opened()
+        await scene.settle()
+        assert isinstance(scene.error, EngineUnavailableError)
+
+
 async def test_an_instance_is_left_as_soon_as_it_has_done_its_part():
     async with Scene() as scene:
         assert scene.occupied == {"p-0": 1, "rld-0": 1, "md-0": 1}
@@ -117,6 +153,8 @@ async def test_pages_are_demoted_also_when_closing_is_cancelled():
         await scene.settle()
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
+        scene.depot.stats_come.set()
+        await scene.settle()
         assert scene.depot.demoted == ["r-1"]
 
 

@@ -2,7 +2,8 @@
 
 Three sessions are opened at once: prefill; the relay's, which waits for pages at the near depot; main decode's, which
 waits for them at the far one. `_advance` looks at what is known and does what can be done next; it runs after every
-event, so the order in which events come does not matter.
+event, so the order in which events come does not matter. Events are taken in where they come, in the callback of their
+connection; who iterates wakes only for tokens to show.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import count
@@ -21,6 +23,7 @@ from pdrelay.gateway.agreement import Predictions
 from pdrelay.gateway.base import Finish, GenerationRequest, Sink, Tier, TokenBatch, Trace
 from pdrelay.gateway.handoff import Handoff, Terms
 from pdrelay.gateway.legs import Item, Leg, Lost, Notice, Untold
+from pdrelay.gateway.outlet import Outlet
 from pdrelay.gateway.pacing import Pacer
 from pdrelay.gateway.places import Places
 from pdrelay.gateway.record import Record
@@ -51,7 +54,10 @@ class RequestRun:
         self.finish: Finish | None = None
         self._pages, self._on_close = pages, on_close
         self._splice = Splice()
-        self._inbox: asyncio.Queue[Item | None] = asyncio.Queue()  # None: time to look again
+        self._inbox: deque[Item | None] = deque()  # None: time to look again
+        self._busy = False  # with an event: others wait in the inbox
+        self._outlet = Outlet()
+        self._review: asyncio.TimerHandle | None = None
         self._prefill: Leg | None = None
         self._relay: Leg | None = None
         self._main: Leg | None = None
@@ -75,34 +81,58 @@ class RequestRun:
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
         self._start()
-        while self.finish is None:
-            item = await self._next_item()
-            if item is not None and (batch := self._take(item)) is not None:
-                self._arrived(batch)
-                self._pacer.put(batch)
-            await self._advance()
-            if self.finish is not None:
-                self._pacer.release()
-            while (shown := self._pacer.take(self._now())) is not None:
-                self._record.shown(shown)
-                yield shown
+        while True:
+            if not self._outlet.ready:
+                self._rest()
+                await self._outlet.wait()
+            if (batch := self._outlet.take()) is None:
+                break
+            yield batch
         self._record.trace.finished = self._now()
 
-    async def _next_item(self) -> Item | None:
-        """The next event, None when it is time to look again without one."""
-        due = self._pacer.due
-        if due is None and not (self._relay is not None and self._main_is_ready()):
-            self._alone = self._decodes_alone() if self._sink is not None else None
-            try:
-                return await self._inbox.get()
-            finally:
-                self._alone = None
-        wait = REVIEW_SECONDS if due is None else min(max(due - self._now(), 0.0), REVIEW_SECONDS)
-        timer = asyncio.get_running_loop().call_later(wait, self._put, None)
+    def _put(self, item: Item | None) -> None:
+        self._alone = None
+        self._inbox.append(item)
+        if not self._busy and not self._closed:
+            self._work()
+
+    def _work(self) -> None:
+        """Takes in what came, until the end."""
+        self._busy = True
         try:
-            return await self._inbox.get()
+            while self._inbox and not self._outlet.closed:
+                self._handle(self._inbox.popleft())
+        except Exception as error:  # the request's alone: whoever brought the event must go on
+            self._outlet.fail(error)
         finally:
-            timer.cancel()
+            self._busy = False
+        if self._outlet.awaited:
+            self._rest()
+
+    def _handle(self, item: Item | None) -> None:
+        if item is not None and (batch := self._take(item)) is not None:
+            self._arrived(batch)
+            self._pacer.put(batch)
+        self._advance()
+        if self.finish is not None:
+            self._pacer.release()
+        while (shown := self._pacer.take(self._now())) is not None:
+            self._record.shown(shown)
+            self._outlet.put(shown)
+        if self.finish is not None:
+            self._outlet.end()
+
+    def _rest(self) -> None:
+        """Who iterates has all there is: until the next event, or until it is time to look again without one."""
+        if self._review is not None:
+            self._review.cancel()
+            self._review = None
+        due = self._pacer.due
+        if due is not None or (self._relay is not None and self._main_is_ready()):
+            wait = REVIEW_SECONDS if due is None else min(max(due - self._now(), 0.0), REVIEW_SECONDS)
+            self._review = asyncio.get_running_loop().call_later(wait, self._put, None)
+        elif self._sink is not None:
+            self._alone = self._decodes_alone()
 
     def divert(self, sink: Sink) -> None:
         """See TokenStream."""
@@ -140,10 +170,6 @@ class RequestRun:
         tokens += event.ids  # their maker is the one of those before
         return True
 
-    def _put(self, item: Item | None) -> None:
-        self._alone = None
-        self._inbox.put_nowait(item)
-
     def notify(self, notice: Notice) -> None:
         """Tells the request of something outside its legs."""
         self._put(notice)
@@ -157,17 +183,28 @@ class RequestRun:
         if self._closed:
             return
         self._closed = True
+        if self._review is not None:
+            self._review.cancel()
         self._places.leave_all()
         self._on_close()
         ended = self.finish is not None or (complete and self._prefill is None)
         for leg in (self._prefill, self._relay, self._main, self._ending):
             if leg is not None:
                 leg.close()
-        await self._transfer.end(keep_sending=ended and not self._main_is_ready())
+        self._transfer.end(keep_sending=ended and not self._main_is_ready())
+        await self._transfer.ended()
 
     # ---- start ----
 
     def _start(self) -> None:
+        self._busy = True  # what comes meanwhile waits until all legs are there
+        try:
+            self._open_all()
+        finally:
+            self._busy = False
+        self._work()
+
+    def _open_all(self) -> None:
         # Prefill does not wait for the depot's word: a transfer sends what is published before and after it began.
         self._transfer.start(lambda message: self._put(Untold(message)))
         self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._put)
@@ -367,7 +404,7 @@ class RequestRun:
 
     # ---- what to do next ----
 
-    async def _advance(self) -> None:
+    def _advance(self) -> None:
         if self.finish is not None or self._ending is not None:
             return
         tokens = self._splice.tokens
@@ -379,7 +416,7 @@ class RequestRun:
             self._consider_handoff(self._main)
         loaded = self._main_is_ready() and (self._relay is None or self._relay.opened)
         if loaded and self._prefill is None:
-            await self._transfer.end(keep_sending=False)
+            self._transfer.end(keep_sending=False)
 
     def _consider_handoff(self, main: Leg) -> None:
         if self._relay is None and not self._record.trace.relay_instance:

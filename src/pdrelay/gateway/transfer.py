@@ -39,6 +39,7 @@ class PageTransfer:
         self._stats = TransferStats()
         self.open = False
         self._start: asyncio.Task[None] | None = None
+        self._end: asyncio.Task[None] | None = None
 
     def start(self, failed: Callable[[str], None]) -> None:
         """Opens it. Nobody waits for the depot's word; `failed` is told why there is none."""
@@ -60,17 +61,26 @@ class PageTransfer:
         if self.open:
             with suppress(DepotUnavailableError):
                 self._stats = await self._depot.transfer_stats(self._transfer.xfer)
+        else:
+            await self.ended()
         return self._stats
 
-    async def end(self, *, keep_sending: bool) -> None:
+    def end(self, *, keep_sending: bool) -> None:
         """Ends it. With `keep_sending` what is under way still arrives, at low priority. Idempotent."""
-        if not self.open:
-            return
-        self.open = False
+        if self.open:
+            self.open = False
+            self._end = asyncio.create_task(self._tell_end(keep_sending=keep_sending))
+
+    async def ended(self) -> None:
+        """Waits until the depot knows, if it was ended. Who is cancelled meanwhile leaves that to go on."""
+        if self._end is not None:
+            await asyncio.shield(self._end)
+
+    async def _tell_end(self, *, keep_sending: bool) -> None:
         assert self._start is not None
         try:
             await self._start  # a depot must hear of the end last
-        finally:  # a cancelled request, which cancels what it awaits, still ends both
+        finally:  # a cancelled task, which cancels what it awaits, still ends both
             try:
                 await self._end_relay()
             finally:
