@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
 
 from pdrelay.bench import everything
-from pdrelay.bench.everything import Entry
+from pdrelay.bench.everything import ENTRIES, Entry, Text
+from pdrelay.bench.machine import describe
+
+
+def _show(report: dict[str, Any], console: Console) -> None:
+    console.print(f"completed <all>: {report['completed'] >= 5}")
 
 
 async def test_results_of_all_that_ran_are_kept_beside_what_failed(tmp_path: Path) -> None:
     entries = (
-        Entry("good", ("simulate", "trio", "--set", "requests=5"), 60.0),
-        Entry("bad", ("simulate", "nowhere"), 60.0),
-        Entry("slow", ("simulate", "trio", "--set", "requests=5"), 0.0),
+        Entry("good", ("simulate", "trio", "--set", "requests=5"), 60.0, "", Text(dict[str, Any], _show)),
+        Entry("bad", ("simulate", "nowhere"), 60.0, ""),
+        Entry("slow", ("simulate", "trio", "--set", "requests=5"), 0.0, ""),
     )
     report = everything.new_report("pdrelay bench all")
     await everything.run(tmp_path, (), report, lambda _: None, entries)
@@ -25,7 +34,7 @@ async def test_results_of_all_that_ran_are_kept_beside_what_failed(tmp_path: Pat
     assert summary["results"]["good"]["exit_code"] == 0
     text = (tmp_path / "index.html").read_text()
     assert "scenario: found" in text
-    assert "completed" in text
+    assert "<pre>completed &lt;all&gt;: True\n</pre>" in text
 
 
 def test_a_page_that_a_benchmark_made_is_part_of_the_page(tmp_path: Path) -> None:
@@ -35,3 +44,17 @@ def test_a_page_that_a_benchmark_made_is_part_of_the_page(tmp_path: Path) -> Non
     text = everything.html(report, tmp_path)
     assert text.count("</body>") == 1
     assert "<p>its own</p></body>" in text
+
+
+def test_every_report_that_is_shown_as_text_can_be_read_from_its_json() -> None:
+    shown = [entry for entry in ENTRIES if not entry.page]
+    assert shown
+    for entry in shown:
+        assert entry.text is not None
+        report = {
+            "command": f"pdrelay {entry.name}", "machine": msgspec.to_builtins(describe()), "engine": "", "line": "",
+            "failures": {"part": "broke"},
+        }  # fmt: skip
+        text = entry.text.of(json.dumps(report))
+        assert f"pdrelay {entry.name}" in text
+        assert "broke" in text

@@ -8,46 +8,85 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
+from rich.console import Console
 
+from pdrelay.bench import handoff, handoff_report, transfer
+from pdrelay.bench import report as transfer_report
 from pdrelay.bench.children import output_of
 from pdrelay.bench.machine import Machine, describe
+from pdrelay.bench.relay import run as relay
+from pdrelay.bench.relay import text as relay_text
 from pdrelay.errors import BenchError
 from pdrelay.ui.page import Section, Table, page, write
 
 Progress = Callable[[str], None]
 Work = Coroutine[Any, Any, None]
 
-MOST_ROWS = 60
-"""Figures of one benchmark on the page; its JSON has all."""
+COLUMNS = 140
+"""Of a report as text."""
 
 STOCK = ("--peer", "stock_pd")
 THREE = ("--policy", "idc_pd", "--policy", "cdc_pd", "--policy", "pdd")
 
 
+class Text(NamedTuple):
+    """How a report reads on a terminal: its type, and what prints it."""
+
+    report: Any
+    show: Callable[[Any, Console], None]
+
+    def of(self, output: str) -> str:
+        """The text of a report in JSON."""
+        console = Console(file=StringIO(), soft_wrap=True, width=COLUMNS)
+        self.show(msgspec.json.decode(output, type=self.report), console)
+        return cast("StringIO", console.file).getvalue()
+
+
 class Entry(NamedTuple):
-    """One benchmark. `seconds` is when it is given up; `page` is an option that writes a page of its own."""
+    """One benchmark. `seconds` is when it is given up; `page` is an option that writes a page of its own, else what its
+    report reads like is shown."""
 
     name: str
     arguments: Sequence[str]
     seconds: float
-    page: str = ""
+    page: str = "--html"
+    text: Text | None = None
     vllm: bool = False
 
 
 ENTRIES = (
-    Entry("compare", ("bench", "compare", *THREE, "--requests", "60", "--speed", "8"), 600, page="--html"),
-    Entry("gateway", ("bench", "gateway", "--rounds", "3", "--seconds", "2"), 480),
-    Entry("transfer", ("bench", "transfer", "--size", "64MiB", "--rounds", "5", "--duration", "8"), 480),
-    Entry("handoff", ("bench", "handoff", "--emulated", "--handoffs", "12", "--rounds", "3"), 240),
+    Entry("compare", ("bench", "compare", *THREE, "--requests", "60", "--speed", "8"), 600),
+    Entry(
+        "gateway",
+        ("bench", "gateway", "--rounds", "3", "--seconds", "2"),
+        480,
+        "",
+        Text(relay.Report, relay_text.show),
+    ),
+    Entry(
+        "transfer",
+        ("bench", "transfer", "--size", "64MiB", "--rounds", "5", "--duration", "8"),
+        480,
+        "",
+        Text(transfer.Report, transfer_report.show),
+    ),
+    Entry(
+        "handoff",
+        ("bench", "handoff", "--emulated", "--handoffs", "12", "--rounds", "3"),
+        240,
+        "",
+        Text(handoff.Report, handoff_report.show),
+    ),
     Entry("validate", ("bench", "validate", "--emulated", "--quick"), 240),
     Entry("reproduce-pdd", ("reproduce", "pdd"), 240),
     Entry("reproduce-prfaas", ("reproduce", "prfaas"), 120),
-    Entry("compare-real", ("bench", "compare", "--real", *THREE, *STOCK, "--requests", "24"), 900, "--html", vllm=True),
+    Entry("compare-real", ("bench", "compare", "--real", *THREE, *STOCK, "--requests", "24"), 900, vllm=True),
 )
 
 
@@ -99,7 +138,7 @@ async def run(
             await _one(entry, out, report)
     finally:
         (out / "summary.json").write_text(json.dumps(report.summary(), indent=1) + "\n")
-        write(out / "index.html", html(report, out))
+        write(out / "index.html", html(report, out, entries))
 
 
 async def _one(entry: Entry, out: Path, report: Report) -> None:
@@ -126,23 +165,22 @@ async def _one(entry: Entry, out: Path, report: Report) -> None:
 # ---- the page ----
 
 
-def html(report: Report, out: Path) -> str:
-    """One page: how each ended, its figures, and the pages that some made, as they are."""
+def html(report: Report, out: Path, entries: Sequence[Entry] = ENTRIES) -> str:
+    """One page: how each ended, what its report says, and the pages that some made, as they are."""
     machine = report.machine
     where = f"{machine.date}, {machine.cores} cores of {machine.processor}, load before {machine.load_before}"
-    rows = [(name, f"{ran.seconds:.0f} s", ran.failure or "complete") for name, ran in report.results.items()]
-    rows += [(name, "", why) for name, why in report.failures.items() if name not in report.results]
-    sections = [Section("Benchmarks", [Table(("", "took", ""), rows)], notes=[report.command, where])]
+    rows = [(name, ran.failure or "complete", f"{ran.seconds:.0f} s") for name, ran in report.results.items()]
+    rows += [(name, why, "") for name, why in report.failures.items() if name not in report.results]
+    sections = [Section("Benchmarks", [Table(("", "", "took"), rows, names=2)], notes=[report.command, where])]
+    texts = {entry.name: entry.text for entry in entries if entry.text is not None}
     made = []
     for name, ran in report.results.items():
         own = out / f"{name}.html"
         if own.exists():
-            made.append(f"<h1>{name}</h1>{_body(own.read_text())}")
-        elif ran.report is not None:
-            found = list(_figures(ran.report))
-            more = [f"{len(found) - MOST_ROWS} more in {name}.json"] if len(found) > MOST_ROWS else []
-            table = Table(("figure", "value"), found[:MOST_ROWS])
-            sections.append(Section(name, [table], notes=[ran.command, *more]))
+            made.append(_body(own.read_text()))
+        elif ran.report is not None and name in texts:
+            text = texts[name].of(json.dumps(ran.report))
+            sections.append(Section(name, text=text, notes=[f"All of it: {name}.json"]))
     whole = page("pdrelay: benchmarks", sections)
     return whole.replace("</body>", "".join(made) + "</body>")
 
@@ -150,18 +188,3 @@ def html(report: Report, out: Path) -> str:
 def _body(text: str) -> str:
     found = re.search(r"<body>(.*)</body>", text, re.DOTALL)
     return found[1] if found else ""
-
-
-def _figures(report: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """All numbers by where they stand; lists of numbers and of samples are for the JSON alone."""
-    if isinstance(report, dict):
-        for key, value in report.items():
-            if key not in ("machine", "samples", "command", "published"):
-                yield from _figures(value, f"{path} {key}".strip())
-    elif isinstance(report, list):
-        for value in report:
-            if isinstance(value, dict):
-                label = value.get("name") or value.get("mode") or value.get("quantity") or ""
-                yield from _figures(value, f"{path} {label}".strip())
-    elif isinstance(report, float | int) and not isinstance(report, bool):
-        yield path, f"{report:,.4g}"

@@ -21,12 +21,13 @@ class Table(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A heading with tables, charts (SVG) and sentences under it."""
+    """A heading with tables, charts (SVG), sentences and a text as a terminal shows it under it."""
 
     title: str
     tables: Sequence[Table] = ()
     charts: Sequence[tuple[str, str]] = ()  # caption, SVG
     notes: Sequence[str] = ()
+    text: str = ""
 
 
 _PAGE = """{% macro cells(tag, row, names) %}{% for cell in row %}
@@ -39,12 +40,14 @@ body { font: 15px/1.45 system-ui, sans-serif; color: #1c1c1c; background: #fff; 
   padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #ddd; }
 table { border-collapse: collapse; margin: .8rem 0; font-size: .92rem; }
-th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid #e6e6e6; }
+th, td { padding: .22rem .6rem; text-align: right; border-bottom: 1px solid #e6e6e6; }
+td:not(.name) { white-space: nowrap; }
 .name { text-align: left; } th { font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
 figure { margin: 0; } figcaption { font-weight: 600; margin-bottom: .2rem; }
 svg { width: 100%; height: auto; }
 .note { color: #444; max-width: 80ch; }
+pre { font-size: .8rem; line-height: 1.4; white-space: pre-wrap; }
 </style></head><body>
 <h1>{{ title }}</h1>
 {% for section in sections %}<section><h2>{{ section.title }}</h2>
@@ -53,7 +56,8 @@ svg { width: 100%; height: auto; }
 <tr>{{ cells("th", table.head, table.names) }}</tr></thead><tbody>
 {% for row in table.rows %}<tr>{{ cells("td", row, table.names) }}</tr>
 {% endfor %}</tbody></table>
-{% endfor %}{% if section.charts %}<div class="charts">{% for caption, svg in section.charts %}
+{% endfor %}{% if section.text %}<pre>{{ section.text }}</pre>{% endif %}
+{% if section.charts %}<div class="charts">{% for caption, svg in section.charts %}
 <figure><figcaption>{{ caption }}</figcaption>{{ svg }}</figure>{% endfor %}</div>{% endif %}</section>
 {% endfor %}</body></html>
 """

@@ -61,13 +61,17 @@ def sentences(report: Report) -> list[str]:
     ]
 
 
+def _side(ratio: float) -> str:
+    return f"{abs(1 - ratio):.0%} {'below' if ratio <= 1 else 'above'}"
+
+
 def findings(report: Report) -> list[str]:
     """What follows from the table."""
     found = []
     for q in (50, 90, 99):
         found += [
-            f"P{q} TTST of {OURS} is {1 - less.value:.0%} below {slower} "
-            f"(paired, 95 %: {1 - less.high:.0%} to {1 - less.low:.0%})"
+            f"P{q} TTST of {OURS} is {_side(less.value)} {slower} "
+            f"(paired, 95 %: {_side(less.high)} to {_side(less.low)})"
             for slower in (BASELINE, STOCK)
             if (less := report.comparisons.get(f"p{q}_ttst_{OURS}_over_{slower}")) is not None
         ]
