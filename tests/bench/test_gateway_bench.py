@@ -82,7 +82,7 @@ async def test_nobody_waits_for_a_stream_whose_client_left_before_it_began() -> 
 
 def test_a_short_run_with_a_peer_that_is_not_installed(tmp_path: Path) -> None:
     (tmp_path / "smg.py").write_text(ABSENT)
-    arguments = ["--quick", "--seconds", "0.6", "--peer", "smg", "--peers", str(tmp_path), "--json"]
+    arguments = ["--quick", "--seconds", "0.6", "--tokens", "64", "--peer", "smg", "--peers", str(tmp_path), "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "pdrelay.cli.main", "bench", "gateway", *arguments], capture_output=True, text=True,
         timeout=110, check=False,

@@ -40,6 +40,7 @@ class Settings(NamedTuple):
     rounds: int = 9
     seconds: float = 3.0  # of one measurement
     warm_up: float = 1.0
+    tokens: int = 512  # of a stream in lockstep
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,8 +143,8 @@ async def _sample(settings: Settings, site: Site, child: Child, port: int) -> Sa
         plan = Plan(host="127.0.0.1", port=port, streams=streams, tokens=tokens, model=MODEL, pause=pause)
         return Task(plan=plan, interval=interval, warm_up=settings.warm_up, seconds=settings.seconds, pid=child.pid)
 
-    few = await site.measure(task(64, 512, 0.0))
-    many = await site.measure(task(256, 512, 0.0))
+    few = await site.measure(task(64, settings.tokens, 0.0))
+    many = await site.measure(task(256, settings.tokens, 0.0))
     first = await site.measure(task(32, 16, PACE, pause=0.2))
     paced = await site.measure(task(256, 500, PACE, pause=0.2))
     if not (few.tokens and many.tokens and paced.tokens):

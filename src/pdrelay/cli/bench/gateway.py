@@ -12,6 +12,8 @@ import click
               help="Launches of each gateway, in turn.")  # fmt: skip
 @click.option("--seconds", type=click.FloatRange(0.2, 60), default=3.0, show_default=True,
               help="Length of each of four measurements.")  # fmt: skip
+@click.option("--tokens", type=click.IntRange(16, 2000), default=512, show_default=True,
+              help="Output tokens of a stream in lockstep: what a request costs is spread over them.")  # fmt: skip
 @click.option("--peer", "peers", multiple=True, type=click.Choice(["vllm_router", "smg", "sglang_router", "none"]),
               help="Measure this gateway beside ours; repeatable. Default: all that are installed.")  # fmt: skip
 @click.option("--peers", "peers_at", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
@@ -20,8 +22,8 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_context
 def command(
-    context: click.Context, rounds: int, seconds: float, peers: tuple[str, ...], peers_at: Path | None, quick: bool,
-    as_json: bool,
+    context: click.Context, rounds: int, seconds: float, tokens: int, peers: tuple[str, ...], peers_at: Path | None,
+    quick: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Relay token streams through our gateway and through others, on one core, from identical engines.
 
@@ -38,8 +40,9 @@ def command(
     model, profile = ensure_emulated()
     chosen = tuple(name for name in peers if name != "none") if peers else bench.PEERS
     settings = bench.Settings(
-        model, profile or shipped("tiny-emulated"), peers_at or default_peers(), chosen, rounds, seconds
-    )
+        model, profile or shipped("tiny-emulated"), peers_at or default_peers(), chosen, rounds, seconds,
+        tokens=tokens,
+    )  # fmt: skip
     if quick:
         settings = settings._replace(rounds=1, seconds=min(seconds, 0.5), warm_up=0.3)
     report = bench.new_report(f"pdrelay bench {' '.join([context.info_name or '', *given(context)])}")
