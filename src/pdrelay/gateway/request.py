@@ -55,7 +55,7 @@ class RequestRun:
         self._pages, self._on_close = pages, on_close
         self._splice = Splice()
         self._inbox: deque[Item | None] = deque()  # None: time to look again
-        self._busy = False  # with an event: others wait in the inbox
+        self._busy = True  # with an event, or not begun: what comes waits in the inbox
         self._outlet = Outlet()
         self._review: asyncio.TimerHandle | None = None
         self._prefill: Leg | None = None
@@ -197,15 +197,12 @@ class RequestRun:
     # ---- start ----
 
     def _start(self) -> None:
-        self._busy = True  # what comes meanwhile waits until all legs are there
-        try:
-            self._open_all()
-        finally:
-            self._busy = False
+        self._open_all()
         self._work()
 
     def _open_all(self) -> None:
-        # Prefill does not wait for the depot's word: a transfer sends what is published before and after it began.
+        # Prefill does not wait for the depot's word, but the depot is told first, in the same tick: once prefill has
+        # ended, a last page that is partly filled is gone unless a transfer holds it.
         self._transfer.start(lambda message: self._put(Untold(message)))
         self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._put)
         if self.route.placement.pipeline is Pipeline.P_RLD_MD:
