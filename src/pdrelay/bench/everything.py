@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -41,21 +41,19 @@ class Text(NamedTuple):
     report: Any
     show: Callable[[Any, Console], None]
 
-    def of(self, output: str) -> str:
-        """The text of a report in JSON."""
-        console = Console(file=StringIO(), soft_wrap=True, width=COLUMNS)
-        self.show(msgspec.json.decode(output, type=self.report), console)
-        return cast("StringIO", console.file).getvalue()
+    def of(self, report: Any) -> str:
+        """The text of a report as its JSON has it. Raises msgspec.ValidationError."""
+        text = StringIO()
+        self.show(msgspec.convert(report, self.report), Console(file=text, soft_wrap=True, width=COLUMNS))
+        return text.getvalue()
 
 
 class Entry(NamedTuple):
-    """One benchmark. `seconds` is when it is given up; `page` is an option that writes a page of its own, else what its
-    report reads like is shown."""
+    """One benchmark. `seconds` is when it is given up. Without `text` it writes a page of its own, with `--html`."""
 
     name: str
     arguments: Sequence[str]
     seconds: float
-    page: str = "--html"
     text: Text | None = None
     vllm: bool = False
 
@@ -66,21 +64,18 @@ ENTRIES = (
         "gateway",
         ("bench", "gateway", "--rounds", "3", "--seconds", "2"),
         480,
-        "",
         Text(relay.Report, relay_text.show),
     ),
     Entry(
         "transfer",
         ("bench", "transfer", "--size", "64MiB", "--rounds", "5", "--duration", "8"),
         480,
-        "",
         Text(transfer.Report, transfer_report.show),
     ),
     Entry(
         "handoff",
         ("bench", "handoff", "--emulated", "--handoffs", "12", "--rounds", "3"),
         240,
-        "",
         Text(handoff.Report, handoff_report.show),
     ),
     Entry("validate", ("bench", "validate", "--emulated", "--quick"), 240),
@@ -142,7 +137,7 @@ async def run(
 
 
 async def _one(entry: Entry, out: Path, report: Report) -> None:
-    arguments = [*entry.arguments, *([entry.page, str(out / f"{entry.name}.html")] if entry.page else []), "--json"]
+    arguments = [*entry.arguments, *([] if entry.text else ["--html", str(out / f"{entry.name}.html")]), "--json"]
     start = time.monotonic()
     try:
         code, output, errors = await output_of([sys.executable, "-m", "pdrelay.cli.main", *arguments], entry.seconds)
@@ -179,7 +174,7 @@ def html(report: Report, out: Path, entries: Sequence[Entry] = ENTRIES) -> str:
         if own.exists():
             made.append(_body(own.read_text()))
         elif ran.report is not None and name in texts:
-            text = texts[name].of(json.dumps(ran.report))
+            text = texts[name].of(ran.report)
             sections.append(Section(name, text=text, notes=[f"All of it: {name}.json"]))
     whole = page("pdrelay: benchmarks", sections)
     return whole.replace("</body>", "".join(made) + "</body>")
