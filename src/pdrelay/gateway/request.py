@@ -81,6 +81,7 @@ class RequestRun:
 
     async def __aiter__(self) -> AsyncIterator[TokenBatch]:
         self._start()
+        self._work()
         while True:
             if not self._outlet.ready:
                 self._rest()
@@ -197,10 +198,6 @@ class RequestRun:
     # ---- start ----
 
     def _start(self) -> None:
-        self._open_all()
-        self._work()
-
-    def _open_all(self) -> None:
         # Prefill does not wait for the depot's word, but the depot is told first, in the same tick: once prefill has
         # ended, a last page that is partly filled is gone unless a transfer holds it.
         self._transfer.start(lambda message: self._put(Untold(message)))
