@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pdrelay.depot.base import PageKind
-from pdrelay.depot.index import Index
+from pdrelay.depot.index import UNCLAIMED_SECONDS, Index
 from pdrelay.depot.page import Lost, Page
 from pdrelay.errors import ArenaFullError, ProtocolError
 from pdrelay.kv.contract import Layout
@@ -97,6 +97,35 @@ def test_transfer_pages_go_when_nothing_pins_them() -> None:
     assert index.used_bytes == 0
 
 
+def test_a_transfer_page_stays_a_while_for_who_claims_it_late() -> None:
+    index = index_of(4)
+    fill(index, "writer", 1, 2, kind=TRANSFER)
+    index.release("writer")
+    index.expire(10.0)
+    index.pin("late", names(1))
+    index.expire(10.0 + UNCLAIMED_SECONDS)
+    assert index.complete(name(1))
+    assert index.get(name(2)) is None
+    assert name(2) in index.take_changes().removed
+    index.release("late")
+    assert index.used_bytes == 0, "it was claimed, and is not wanted any more"
+
+
+def test_an_unclaimed_transfer_page_is_the_first_to_make_room() -> None:
+    index = index_of(2)
+    fill(index, "w", 1)
+    fill(index, "w", 2, kind=TRANSFER)
+    index.release("w")
+    assert index.take_changes().idle == [index.get(name(1))], "nobody need write the other to disk"
+    assert index.available == index.capacity
+    fill(index, "w", 3)
+    assert index.get(name(2)) is None
+    assert index.complete(name(1))
+    index.expire(0.0)
+    index.expire(UNCLAIMED_SECONDS)
+    assert index.complete(name(1))
+
+
 def test_a_pin_may_come_before_its_page() -> None:
     index = index_of(1)
     index.pin("transfer", names(1))
@@ -163,6 +192,7 @@ class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = index_of(5)
+        self.now = 0.0
         self.pins: dict[str, set[int]] = {"a": set(), "b": set(), "c": set()}
         self.held: list[Page] = []
         self.leased: dict[str, set[Page]] = {"a": set(), "b": set(), "c": set()}
@@ -210,6 +240,11 @@ class IndexMachine(RuleBasedStateMachine):
             self.index.condemn(page)
             self.condemned.add(page)
             assert self.index.get(name(number)) is None
+
+    @rule()
+    def expire(self) -> None:
+        self.now += UNCLAIMED_SECONDS / 2
+        self.index.expire(self.now)
 
     @rule(owner=OWNERS, died=st.booleans())
     def release(self, owner: str, died: bool) -> None:
@@ -261,8 +296,10 @@ class IndexMachine(RuleBasedStateMachine):
         for owner in "abc":
             self.index.release(owner)
         assert self.index.owners == self.index.reserved == self.index.pinned == 0
-        self.index.evict_all([LAYOUT])
-        self.index.evict_all(Layout(2, 128))
+        self.index.expire(self.now)
+        self.index.expire(self.now + UNCLAIMED_SECONDS)
+        assert all(page.kind is PREFIX for page in self.index)
+        self.index.evict_all([LAYOUT, Layout(2, 128)])
         assert self.index.used_bytes == 0
 
 

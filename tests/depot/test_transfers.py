@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from depot_kit import PART_BYTES, contract, intact, name, names, produce, production_of, write_parts
 from hypothesis import settings
@@ -12,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pdrelay.depot import keeping, link_messages
 from pdrelay.depot.base import Delivered, DepotEvent, DepotStats, LinkState, Offered, PageKind, Stalled, Transfer
-from pdrelay.depot.index import Index
+from pdrelay.depot.index import UNCLAIMED_SECONDS, Index
 from pdrelay.depot.memory import MemoryDepot, MemoryDisk, MemoryEngineDepot, link
 from pdrelay.depot.page import Page
 from pdrelay.depot.receiving import LOST_PEER_SECONDS, PATIENCE, STARVED_SECONDS
-from pdrelay.depot.sending import LOST_LINK_SECONDS
+from pdrelay.depot.sending import LOST_LINK_SECONDS, STALL_SECONDS
 from pdrelay.errors import ArenaFullError
 
 SHAPE = contract()
@@ -319,6 +320,63 @@ async def test_a_page_that_was_given_up_stalls_after_a_while() -> None:
     pair.advance(1.5)
     assert pair.take_events() == [Offered("x", 0), Stalled("x", names(1))]
     await pair.control.end("x")
+    pair.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("to", ["d", None])
+async def test_a_depot_that_hears_of_a_transfer_after_prefill_has_ended_still_has_the_last_page(to: str | None) -> None:
+    pair = Pair()
+    produce(pair.prefill, "r", names(1, 2), SHAPE, tail=True)
+    pair.prefill.release("r")
+    pair.advance(UNCLAIMED_SECONDS / 2)
+    await pair.control.transfer(Transfer(xfer="x", names=names(1, 2), tails=1, to=to, addressee="decode"))
+    pair.advance(2 * UNCLAIMED_SECONDS)
+    here = pair.decode if to else pair.prefill
+    assert intact(here, "r", names(1, 2), SHAPE)
+    here.release("r")
+    await pair.control.end("x")
+    pair.check_nothing_is_held()
+    assert [s.pages for s in pair.stats()] == [1, 1 if to else 0], "the tail went at both ends"
+
+
+async def test_absent_pages_are_lost_once_nobody_produces_any_more() -> None:
+    pair = Pair()
+    produce(pair.prefill, "r", names(1), SHAPE)
+    wish = Transfer(xfer="x", names=names(1, 2, 3), tails=1, to="d")
+    await pair.control.transfer(wish)
+    pair.advance(100)
+    assert pair.take_events() == [Offered("x", 0)], "prefill waits for its turn, perhaps"
+    (offset,) = pair.prefill.reserve("r", names(2), [PREFIX])
+    assert offset is not None
+    produced = msgspec.structs.replace(wish, produced=True)
+    await pair.control.transfer(produced)
+    pair.take_events()
+    for _ in range(2):
+        pair.advance(STALL_SECONDS)
+    assert pair.take_events() == [Stalled("x", names(3))], "2 is being written"
+    pair.advance(10 * STALL_SECONDS)
+    assert not pair.take_events(), "once: it may be produced again now"
+    pair.prefill.release("r")
+    produce(pair.prefill, "again", names(2, 3), SHAPE, tail=True)
+    assert pair.take_events() == [Delivered("x")]
+    await pair.control.end("x")
+    pair.prefill.release("again")
+    pair.check_nothing_is_held()
+
+
+async def test_absent_pages_that_nobody_lacks_are_not_lost() -> None:
+    pair = Pair()
+    pair.prefill.report_held(names(1), [])
+    pair.decode.report_held(names(1, 2), [])
+    produced = {"names": names(1, 2), "produced": True}
+    await pair.control.transfer(Transfer(xfer="there", to="d", addressee="decode", **produced))
+    await pair.control.transfer(Transfer(xfer="here", to=None, addressee="prefill", **produced))
+    pair.take_events()
+    for _ in range(2):
+        pair.advance(STALL_SECONDS)
+    assert pair.take_events() == [Stalled("here", names(2))]
+    for xfer in ("there", "here"):
+        await pair.control.end(xfer)
     pair.check_nothing_is_held()
 
 

@@ -146,7 +146,7 @@ async def test_a_page_that_is_evicted_between_wait_and_load_is_computed(monkeypa
 
 
 async def test_an_adapter_never_reads_the_pages_of_its_base() -> None:
-    prompt, sampling = prompt_of(100), sampling_of()
+    prompt, sampling = prompt_of(96), sampling_of()
     base, (adapted, _) = reference(prompt, sampling), reference(prompt, sampling, "pirate")
     assert base[0] != adapted
     async with sites(("P", "RLD")) as (near,):

@@ -96,13 +96,15 @@ class ScriptedDepot:
     fleet_key = b"k"
 
     def __init__(self):
-        self.open, self.demoted, self.ended = set(), [], []
+        self.open, self.produced, self.demoted, self.ended = set(), [], [], []
         self.lost_stats = False
         self.stats_come = asyncio.Event()
         self.stats_come.set()
 
     async def transfer(self, transfer):
         self.open.add(transfer.xfer)
+        if transfer.produced:
+            self.produced.append(transfer.xfer)
 
     async def demote(self, xfer):
         self.demoted.append(xfer)

@@ -9,6 +9,7 @@ from scripted import PAGES, Scene
 
 from pdrelay.engine.messages import Failed
 from pdrelay.errors import EngineRejectedError, EngineUnavailableError
+from pdrelay.gateway import transfer
 from pdrelay.gateway.legs import Notice
 from pdrelay.policy.base import Pipeline
 from pdrelay.policy.handoff import MAX_EXTEND
@@ -332,6 +333,39 @@ async def test_lost_pages_are_made_again_and_the_second_token_zero_is_dropped():
         await scene.settle()
         assert scene.seen == [100]
         assert scene.run.finish is None
+
+
+async def test_a_depot_hears_when_no_more_pages_come_and_delivery_takes_long(monkeypatch):
+    monkeypatch.setattr(transfer, "MISSING_SECONDS", 0.0)
+    async with Scene() as scene:
+        await scene.settle()
+        assert not scene.depot.produced, "prefill runs"
+        await scene.prefill()
+        await scene.until(lambda: scene.depot.produced == ["r-1"])
+        monkeypatch.setattr(transfer, "MISSING_SECONDS", 0.05)
+        for repetition in range(2):
+            scene.run.notify(Notice.PAGES_LOST)
+            await scene.settle()
+            assert len(scene.p.live) == 1
+            await scene.prefill()
+            if repetition == 0:
+                scene.run.notify(Notice.PAGES_LOST)  # before its time is over: it runs again
+                await scene.settle()
+                await asyncio.sleep(0.1)
+                assert scene.depot.produced == ["r-1"]
+                await scene.prefill()
+        await scene.until(lambda: scene.depot.produced == ["r-1", "r-1"])
+
+
+async def test_a_depot_that_has_delivered_in_time_hears_no_more(monkeypatch):
+    monkeypatch.setattr(transfer, "MISSING_SECONDS", 0.02)
+    async with Scene(Pipeline.P_MD) as scene:
+        await scene.prefill()
+        scene.md.last.opened()
+        await scene.settle()
+        assert scene.depot.ended == ["r-1"]
+        await asyncio.sleep(0.05)
+        assert not scene.depot.produced
 
 
 async def test_pages_lost_while_prefill_runs_are_made_again_when_it_has_ended():

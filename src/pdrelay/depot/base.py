@@ -154,6 +154,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     to: str | None = None  # depot; None only pins the names here
     addressee: str = ""  # engine that will load them; what its own cache holds is not sent
     background: bool = False  # nobody waits for it: it yields to every transfer that is not
+    produced: bool = False  # who was to produce pages has ended: one that is absent by now stays so
 
 
 class Offered(msgspec.Struct, frozen=True, tag="offered"):
@@ -314,7 +315,7 @@ class DepotControl(Protocol):
         ...
 
     async def transfer(self, transfer: Transfer) -> None:
-        """Starts a transfer; its progress comes as events."""
+        """Starts a transfer; its progress comes as events. One that lives is told anew what changed of it."""
         ...
 
     async def demote(self, xfer: str) -> None:

@@ -72,7 +72,7 @@ class Hub:
         self.waiters = Waiters(self.index, self.held, self.tier.recall)
         self.codecs = codecs or LinkCodecs()
         self.inbox = Inbox(arena, self.codecs)
-        self.senders = Senders(self.index, self.contracts, self.emit, self.intact, self.tier)
+        self.senders = Senders(self.index, self.contracts, self.emit, self.intact, self.tier, self.held)
         self.receivers = Receivers(self.index, self.contracts, self.held, self.inbox, self.tier)
         self.on_contracts: dict[int, Callable[[], None]] = {}
         self.links = LinkBook(self.emit)
@@ -375,4 +375,5 @@ class Hub:
         self.receivers.tick(now)
         self.tier.tick(now)
         self.late.tick(now)
+        self.index.expire(now)
         self.settle()

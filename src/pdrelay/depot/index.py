@@ -7,6 +7,7 @@ where they are, whatever becomes of the name, until its owner has read them.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,6 +18,9 @@ from pdrelay.depot.base import Fidelity, PageKind
 from pdrelay.depot.page import Changes, Lost, Page
 from pdrelay.errors import ArenaFullError, ProtocolError
 from pdrelay.kv.contract import Layout
+
+UNCLAIMED_SECONDS = 2.0
+"""A complete transfer page stays so long for a transfer that its depot hears of only now."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,7 @@ class Index:
         self._owners: dict[str, Holdings] = {}
         self._idle: OrderedDict[bytes, Page] = OrderedDict()  # complete and unpinned, next to go first
         self._idle_bytes = 0
+        self._unclaimed: dict[Page, float] = {}  # idle transfer pages, and when they were first looked at
         self._epoch = epoch_base
         self._changes = Changes()
         self.evicted = 0
@@ -128,13 +133,16 @@ class Index:
         for name in names:
             pins[name] = None
             self._pins.setdefault(name, {})[owner] = None
-            if (page := self._idle.get(name)) is not None:
+            page = self._pages.get(name)
+            if page is not None and page.writer != owner:
+                page.claimed = True
                 self._leave_idle(page)
 
     def lease(self, owner: str, names: Sequence[bytes]) -> list[Page]:
         """Leases the leading complete pages of `names` to `owner` until it is released."""
         pages = [self._pages[name] for name in names[: self.match(names)]]
         for page in pages:
+            page.claimed = True
             self._lease_one(owner, page)
         return pages
 
@@ -181,6 +189,7 @@ class Index:
             self._pages[name] = Page(name, kind, layouts[name], offsets[name], self._epoch, owner)
             self._pages[name].checksums.frombytes(bytes(8 * layouts[name].parts))
             holdings.writes[name] = None
+            self._pages[name].claimed = name in self._pins
             self._changes.reserved.append(name)
             if kind is PageKind.TRANSFER:
                 self.pin(owner, [name])  # or it would go the moment it is complete
@@ -259,6 +268,16 @@ class Index:
         self._changes.lost.append(Lost(page.name, died=True))
         self._drop(page)
 
+    def expire(self, now: float) -> None:
+        """Drops the transfer pages that no transfer has claimed in time. Call a few times a second."""
+        for page, since in list(self._unclaimed.items()):
+            if since > now:
+                self._unclaimed[page] = now
+            elif now - since >= UNCLAIMED_SECONDS:
+                self._leave_idle(page)
+                self._changes.removed.append(page.name)
+                self._drop(page)
+
     # Those that touch bytes
 
     def hold(self, page: Page) -> None:
@@ -321,19 +340,24 @@ class Index:
         """Puts a page that became unused where it belongs: in line for eviction, or away."""
         if page.writer is not None or page.users or page.name in self._pins:
             return
-        if page.kind is PageKind.TRANSFER:
+        if page.kind is PageKind.TRANSFER and page.claimed:
             self._changes.removed.append(page.name)
             self._drop(page)
             return
         if page.name not in self._idle:
             self._idle[page.name] = page
             self._idle_bytes += aligned(page.layout.page_bytes)
-            self._changes.idle.append(page)
             self._changes.room = True
+            if page.kind is PageKind.TRANSFER:
+                self._unclaimed[page] = math.inf
+                self._idle.move_to_end(page.name, last=False)
+            else:
+                self._changes.idle.append(page)
 
     def _leave_idle(self, page: Page) -> None:
         if self._idle.pop(page.name, None) is not None:
             self._idle_bytes -= aligned(page.layout.page_bytes)
+            self._unclaimed.pop(page, None)
 
     def _evict(self, page: Page) -> None:
         assert page.name not in self._pins, "INV-DEPOT-4: a pinned page is never evicted"

@@ -34,6 +34,7 @@ class Sending:
     client: str
     started: float
     demoted: bool = False
+    produced: bool = False  # see Transfer; only until it has been told as stalled
     have: int | None = None
     saved: int = 0
     total: int = 0  # bytes of all names, as far as their layout is known

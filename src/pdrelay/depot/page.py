@@ -24,6 +24,7 @@ class Page:
     checksums: array[int] = field(default_factory=lambda: array("Q"))
     fidelity: Fidelity = ""  # of the parts that are the least exact
     from_disk: bool = False  # it was read back from the disk tier and not leased since
+    claimed: bool = False  # somebody has leased it, or pinned it besides its writer
     users: int = 0  # leases, and threads that read or write its bytes just now
     dropped: bool = False
 

@@ -19,6 +19,7 @@ from pdrelay.depot.page import Changes, Page
 from pdrelay.depot.peer import Peer
 from pdrelay.depot.progress import Line, fresh_progress
 from pdrelay.depot.tiers import DiskTier
+from pdrelay.depot.waiters import HeldPages
 from pdrelay.errors import DepotError
 
 STALL_SECONDS = 2.0
@@ -54,9 +55,11 @@ class Senders:
         emit: Callable[[DepotEvent], None],
         intact: Callable[[Page], bool],
         tier: DiskTier,
+        held: HeldPages,
     ) -> None:
         """`intact` says whether the bytes of a page's published parts fit their checksums."""
         self._index, self._contracts, self._emit, self._intact, self._tier = index, contracts, emit, intact, tier
+        self._held = held
         self.peers: dict[str, Peer] = {}
         self.outbox = Outbox(index)
         self._live: dict[str, Sending] = {}
@@ -73,12 +76,12 @@ class Senders:
         """Starts or, when it lives already, adopts a transfer. Raises DepotError for an unknown depot."""
         known = self._live.get(transfer.xfer)
         if known is not None:
-            known.client = client
+            known.client, known.produced = client, transfer.produced
             self._tell_state(known)
             return
         if transfer.to is not None and transfer.to not in self.peers:
             raise DepotError(f"no link to depot {transfer.to!r}; linked are: {', '.join(sorted(self.peers)) or 'none'}")
-        sending = Sending(transfer, list(dict.fromkeys(transfer.names)), client, now)
+        sending = Sending(transfer, list(dict.fromkeys(transfer.names)), client, now, produced=transfer.produced)
         if transfer.to is not None and not self.peers[transfer.to].up:
             sending.link_lost = now
         self._live[transfer.xfer] = sending
@@ -256,6 +259,8 @@ class Senders:
             stale = [name for name, since in sending.absent_since.items() if now - since >= STALL_SECONDS]
             if stale:
                 self._stalled(sending, stale)
+            if sending.produced or sending.demoted:
+                self._watch_absent(sending, now)
             if sending.demoted and sending.transfer.xfer in self._live:
                 self._watch_demoted(sending, now)
         if now - self._progress_told >= PROGRESS_SECONDS:
@@ -271,6 +276,7 @@ class Senders:
         if not sending.delivered:
             order = {name: at for at, name in enumerate(sending.names)}
             self._emit(Stalled(sending.transfer.xfer, sorted(names, key=order.__getitem__)))
+            sending.produced = False  # somebody may be about to
         if sending.demoted:
             self._shorten(sending, min(sending.names.index(name) for name in names))
 
@@ -281,10 +287,18 @@ class Senders:
         lost = sending.link_lost is not None and now - sending.link_lost >= LOST_LINK_SECONDS
         if lost or now - sending.moved >= IDLE_SECONDS:
             self.end(sending.transfer.xfer)
-            return
-        for name in sending.wanted:
-            if self._index.get(name) is None:
+
+    def _watch_absent(self, sending: Sending, now: float) -> None:
+        """Nobody produces pages any more: those that are needed and absent are lost."""
+        for name in sending.absent:
+            if self._needs(sending, name) and not self._tier.holds(name):
                 sending.absent_since.setdefault(name, now)
+
+    def _needs(self, sending: Sending, name: bytes) -> bool:
+        if sending.transfer.to is None:  # its addressee is here
+            return not self._held.holds(sending.transfer.addressee, name)
+        wanted = sending.wanted.get(name)
+        return wanted is not None and wanted.missing != 0
 
     # Bulk
 

@@ -28,6 +28,7 @@ from pdrelay.gateway.lines import Lines
 from pdrelay.gateway.places import Places
 from pdrelay.gateway.request import RequestRun
 from pdrelay.gateway.route import Route
+from pdrelay.gateway.transfer import request_of
 from pdrelay.kv.contract import KVContract
 from pdrelay.kv.demand import demand, published_tokens
 from pdrelay.kv.names import PromptPages, Scope, prompt_pages, root
@@ -280,7 +281,7 @@ class Coordinator:
                 case LinkEstimate():
                     self._lines.estimate(host, event)
                 case Stalled(xfer):
-                    if run := self._running.get(xfer):
+                    if run := self._running.get(request_of(xfer)):
                         run.notify(Notice.PAGES_LOST)
                 case _:
                     pass

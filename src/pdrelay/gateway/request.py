@@ -198,10 +198,8 @@ class RequestRun:
     # ---- start ----
 
     def _start(self) -> None:
-        # Prefill does not wait for the depot's word, but the depot is told first, in the same tick: once prefill has
-        # ended, a last page that is partly filled is gone unless a transfer holds it.
-        self._transfer.start(lambda message: self._put(Untold(message)))
         self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._put)
+        self._transfer.start(lambda message: self._put(Untold(message)))
         if self.route.placement.pipeline is Pipeline.P_RLD_MD:
             with suppress(EngineUnavailableError):  # it went down since the request was placed
                 self._open_relay(self._pages.names)
@@ -297,6 +295,7 @@ class RequestRun:
         if leg is self._prefill:
             self._prefill = None
             self._places.leave(leg.instance)
+            self._transfer.prefill_ended()
             if self._pages_lost and not self._main_is_ready():
                 self._publish_again()
         # A repeated prefill samples token 0 again; its reason is not the request's.
@@ -370,6 +369,7 @@ class RequestRun:
         self._rescues += 1
         try:
             self._prefill = Leg(Tier.PREFILL, self.route.prefill, self._open(Tier.PREFILL), self._put)
+            self._transfer.prefill_runs()
         except EngineUnavailableError as error:
             self._go_on_without_pages(str(error))
 

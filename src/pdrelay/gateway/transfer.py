@@ -6,10 +6,23 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
+
 from pdrelay.depot.base import Transfer, TransferStats
 from pdrelay.errors import DepotUnavailableError, PdrelayError
 from pdrelay.gateway.route import Route
 from pdrelay.kv.demand import Demand
+
+TO_RELAY = "/relay"
+"""What the id of a transfer to a relay's depot has behind the request's."""
+
+MISSING_SECONDS = 1.0
+"""A transfer that is still open so long after prefill is told that no more pages come: absent ones are lost."""
+
+
+def request_of(xfer: str) -> str:
+    """The id of the request that the transfer belongs to."""
+    return xfer.removesuffix(TO_RELAY)
 
 
 class PageTransfer:
@@ -29,7 +42,7 @@ class PageTransfer:
             None
             if route.relay_depot is None
             else Transfer(
-                xfer=f"{request_id}/relay",
+                xfer=request_id + TO_RELAY,
                 names=list(pages.names),
                 tails=pages.tails,
                 to=route.relay_depot,
@@ -38,13 +51,35 @@ class PageTransfer:
         )
         self._stats = TransferStats()
         self.open = False
-        self._start: asyncio.Task[None] | None = None
+        self._told: asyncio.Task[None] | None = None
+        self._missing: asyncio.TimerHandle | None = None
         self._end: asyncio.Task[None] | None = None
 
     def start(self, failed: Callable[[str], None]) -> None:
         """Opens it. Nobody waits for the depot's word; `failed` is told why there is none."""
         self.open = True  # at once: a call that fails may have reached the depot
-        self._start = asyncio.create_task(self._tell(failed))
+        self._told = asyncio.create_task(self._tell(failed))
+
+    def prefill_runs(self) -> None:
+        """Pages are being produced, again; or none are missed any more."""
+        if self._missing is not None:
+            self._missing.cancel()
+
+    def prefill_ended(self) -> None:
+        """No more pages are produced."""
+        if self.open:
+            self._missing = asyncio.get_running_loop().call_later(MISSING_SECONDS, self._say_produced)
+
+    def _say_produced(self) -> None:
+        assert self._told is not None
+        self._told = asyncio.create_task(self._tell_produced(self._told))
+
+    async def _tell_produced(self, told: asyncio.Task[None]) -> None:
+        await told
+        with suppress(PdrelayError):  # why is known by now, or will be
+            for transfer in (self._transfer, self._to_relay):
+                if transfer is not None:
+                    await self._depot.transfer(msgspec.structs.replace(transfer, produced=True))
 
     async def _tell(self, failed: Callable[[str], None]) -> None:
         try:
@@ -69,6 +104,7 @@ class PageTransfer:
         """Ends it. With `keep_sending` what is under way still arrives, at low priority. Idempotent."""
         if self.open:
             self.open = False
+            self.prefill_runs()
             self._end = asyncio.create_task(self._tell_end(keep_sending=keep_sending))
 
     async def ended(self) -> None:
@@ -77,9 +113,9 @@ class PageTransfer:
             await asyncio.shield(self._end)
 
     async def _tell_end(self, *, keep_sending: bool) -> None:
-        assert self._start is not None
+        assert self._told is not None
         try:
-            await self._start  # a depot must hear of the end last
+            await self._told  # a depot must hear of the end last
         finally:  # a cancelled task, which cancels what it awaits, still ends both
             try:
                 await self._end_relay()
