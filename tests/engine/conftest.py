@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import uvicorn
 from starlette.applications import Starlette
+from websockets.exceptions import InvalidState
 from websockets.protocol import State
 
 from pdrelay.cluster import certs
@@ -63,16 +64,19 @@ def serve(tls: Path) -> Serve:
         try:
             yield Served(f"127.0.0.1:{listener.getsockname()[1]}", server, task)
         finally:
-            await eventually(lambda: not _closing(server))
             server.should_exit = True
-            await task
+            try:
+                await task
+            except InvalidState:  # uvicorn's, where a WebSocket is just being closed
+                await eventually(lambda: not _closing(server))
+                await server.shutdown()
             listener.close()
 
     return serve
 
 
 def _closing(server: uvicorn.Server) -> bool:
-    """Whether a WebSocket is about to close: uvicorn fails when it is shut down then."""
+    """Whether a WebSocket is about to close."""
     connections = [getattr(connection, "conn", None) for connection in server.server_state.connections]
     return any(getattr(connection, "state", None) is State.CLOSING for connection in connections)
 

@@ -130,27 +130,23 @@ async def engine(request, serve, tls, eventually) -> AsyncIterator[Engine]:
     await eventually(lambda: backend.live == 0)
 
 
-async def test_what_a_tick_sends_leaves_in_one_frame_behind_what_was_begun_before(serve, tls, eventually, monkeypatch):
-    order: list[list[str]] = []
+async def test_prefill_is_told_at_once_and_what_else_a_tick_sends_in_one_frame(serve, tls, eventually, monkeypatch):
+    frames: list[list[str]] = []
     send = Conversation.send
 
     def keep(self: Conversation, message: bytes) -> None:
-        order.append([told.sid for told in decode_to_engine(message)])
+        frames.append([told.sid for told in decode_to_engine(message)])
         send(self, message)
-
-    async def tell_a_depot() -> None:
-        order.append(["depot"])
 
     monkeypatch.setattr(Conversation, "send", keep)
     async with serve(CountingBackend()) as served:
         engine = WebSocketEngine("engine", served.address, client_context(tls, "gateway"))
         await eventually(lambda: engine.status.healthy)
-        telling = asyncio.create_task(tell_a_depot())  # a request tells its depot so: the depot must hear of it first
-        for sid in ("p0", "r1"):
-            engine.open(Open(sid=sid, mode="prefill", prompt=[1], sampling=Sampling(max_tokens=2)))
-        await eventually(lambda: len(order) > 1)
-        assert order == [["depot"], ["p0", "r1"]]
-        await telling
+        for sid, mode in (("p0", "prefill"), ("r1", "decode"), ("m2", "decode")):
+            engine.open(Open(sid=sid, mode=mode, prompt=[1], sampling=Sampling(max_tokens=2)))
+        assert frames == [["p0"]]
+        await eventually(lambda: len(frames) > 1)
+        assert frames == [["p0"], ["r1", "m2"]]
         await engine.aclose()
 
 

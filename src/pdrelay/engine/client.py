@@ -87,6 +87,8 @@ class WebSocketEngine:
         session = SessionHandle(request.sid, self._send, self._forget)
         self._sessions[request.sid] = session
         self._send(request)
+        if request.mode == "prefill":
+            self._flush()  # the user waits for token 0: it must not wait for what else this tick does
         return session
 
     async def aclose(self) -> None:
