@@ -114,14 +114,19 @@ class RequestRun:
         if item is not None and (batch := self._take(item)) is not None:
             self._arrived(batch)
             self._pacer.put(batch)
+            if batch.index == 0:
+                self._show()  # at once: the user waits for it, and what follows from it takes its time
         self._advance()
         if self.finish is not None:
             self._pacer.release()
+        self._show()
+        if self.finish is not None:
+            self._outlet.end()
+
+    def _show(self) -> None:
         while (shown := self._pacer.take(self._now())) is not None:
             self._record.shown(shown)
             self._outlet.put(shown)
-        if self.finish is not None:
-            self._outlet.end()
 
     def _rest(self) -> None:
         """Who iterates has all there is: until the next event, or until it is time to look again without one."""
