@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 
 from pdrelay.depot.base import TransferStats
 from pdrelay.engine.base import EngineStatus
@@ -11,7 +10,7 @@ from pdrelay.errors import DepotUnavailableError, EngineUnavailableError
 from pdrelay.gateway.agreement import AgreementMonitor
 from pdrelay.gateway.base import DebugControls, GenerationRequest
 from pdrelay.gateway.handoff import Handoffs
-from pdrelay.gateway.places import Places
+from pdrelay.gateway.places import Occupancy, Places
 from pdrelay.gateway.request import RequestRun
 from pdrelay.gateway.route import Route
 from pdrelay.kv.demand import Demand
@@ -146,8 +145,8 @@ class Scene:
             Sampling(max_tokens=1 << 20),  # the end is never so near that a handoff would not pay
             debug=DebugControls(handoff_at=handoff_at),
         )
-        self.occupied = Counter()
-        places = Places(self.occupied, ["p-0", "md-0", *([relay] if relay else [])])
+        self.occupancy = Occupancy()
+        places = Places(self.occupancy, ["p-0", "md-0", *([relay] if relay else [])], "p-0", 24)
         self.run = RequestRun(request, PAGES, route, places, on_close=lambda: None)
         self._task = None
 
@@ -163,7 +162,8 @@ class Scene:
         await self.settle()
         # INV-LEASE-1: a request that ended holds no session, no transfer and no place.
         assert not self.depot.open
-        assert not self.occupied.total()
+        assert not self.occupancy.requests.total()
+        assert not self.occupancy.backlog.total()
         for engine in (self.p, self.rld, self.md):
             assert not engine.live
 

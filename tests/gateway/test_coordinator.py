@@ -88,4 +88,25 @@ async def test_requests_between_two_reports_of_load_are_spread():
     engines["e"].status = EngineStatus(True, 0.0, "", HELLO, load, counted=4)
     assert [place(number)[1] for number in (5, 6)] == ["f", "f"]
     await coordinator.aclose()
-    assert not coordinator._occupied.total()
+    assert not coordinator._occupancy.requests.total()
+
+
+async def test_among_instances_with_as_many_requests_the_one_with_less_to_prefill_is_next():
+    twins = [msgspec.structs.replace(DEPLOYMENT.instance[0], name=name) for name in ("e", "f")]
+    engines = {name: Engine(name) for name in ("e", "f")}
+    coordinator = Coordinator(
+        msgspec.structs.replace(DEPLOYMENT, instance=twins), engines, {"h-0": Depot(b"k"), "h-1": Depot(b"k")}
+    )
+
+    def place(number, prompt):
+        return coordinator.generate(REQUEST._replace(request_id=f"r-{number}", prompt=list(range(prompt))))
+
+    runs = [place(0, 900), place(1, 100), place(2, 30)]
+    assert [run.route.placement.prefill for run in runs] == ["e", "f", "f"]
+    await runs[1].aclose()
+    runs.append(place(3, 10))
+    assert runs[-1].route.placement.prefill == "f"
+    for run in runs:
+        await run.aclose()
+    await coordinator.aclose()
+    assert not coordinator._occupancy.backlog.total()

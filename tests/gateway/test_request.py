@@ -88,13 +88,15 @@ async def test_what_fails_a_request_does_not_fail_who_tells_it():
 
 async def test_an_instance_is_left_as_soon_as_it_has_done_its_part():
     async with Scene() as scene:
-        assert scene.occupied == {"p-0": 1, "rld-0": 1, "md-0": 1}
+        assert scene.occupancy.requests == {"p-0": 1, "rld-0": 1, "md-0": 1}
+        assert scene.occupancy.backlog == {"p-0": 24}
         await scene.prefill()
-        assert scene.occupied == {"p-0": 0, "rld-0": 1, "md-0": 1}
+        assert scene.occupancy.backlog == {"p-0": 0}
+        assert scene.occupancy.requests == {"p-0": 0, "rld-0": 1, "md-0": 1}
         scene.rld.last.opened()
         scene.md.last.opened()
         await scene.settle()
-        assert scene.occupied == {"p-0": 0, "rld-0": 0, "md-0": 1}
+        assert scene.occupancy.requests == {"p-0": 0, "rld-0": 0, "md-0": 1}
 
 
 async def test_p_md_tells_main_the_ids_before_its_pages_are_there():

@@ -98,6 +98,12 @@ def test_the_instance_that_holds_most_wins_then_the_least_loaded():
     assert place(Pdd(), request(held=0), P, RLD, MD._replace(running=9), second).main == "md-1"
 
 
+def test_of_instances_with_as_many_requests_the_one_with_less_to_compute_wins():
+    busy, idle = P._replace(running=1, backlog=900), P._replace(name="p-1", running=1, backlog=100)
+    assert place(Pdd(), request(), busy, idle, RLD, MD).prefill == "p-1"
+    assert place(Pdd(), request(), busy, idle._replace(running=2), RLD, MD).prefill == "p-0"
+
+
 def test_a_dead_line_sends_everything_to_the_relay_or_refuses():
     assert place(Pdd(), request(100), P, RLD, MD, down="no route").pipeline is Pipeline.P_RLD_MD
     for policy in (Pdd(), CdcPd()):

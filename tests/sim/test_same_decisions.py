@@ -128,7 +128,8 @@ class Gateway:
         )  # fmt: skip
         self._depots = {v.name: Depot() for v in views}
         self._coordinator = Coordinator(deployment, {v.name: Engine(v) for v in views}, self._depots)  # type: ignore[arg-type]
-        self._coordinator._occupied.update({v.name: v.assigned for v in views})
+        self._coordinator._occupancy.requests.update({v.name: v.assigned for v in views})
+        self._coordinator._occupancy.backlog.update({v.name: v.backlog for v in views})
 
     async def place(self, request: RequestView) -> Placement:
         ids = list(range(request.prompt_tokens))

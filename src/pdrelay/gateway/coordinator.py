@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from pdrelay.gateway.handoff import Handoffs
 from pdrelay.gateway.index import PageIndex
 from pdrelay.gateway.legs import Notice
 from pdrelay.gateway.lines import Lines
-from pdrelay.gateway.places import Places
+from pdrelay.gateway.places import Occupancy, Places
 from pdrelay.gateway.request import RequestRun
 from pdrelay.gateway.route import Route
 from pdrelay.gateway.transfer import request_of
@@ -65,7 +64,7 @@ class Coordinator:
         profiled = [i for i in deployment.instance if i.profile and deployment.policy.recompute]
         self._prefill_costs = {instance.name: load(Path(instance.profile)).prefill for instance in profiled}
         self._running: dict[str, RequestRun] = {}
-        self._occupied = Counter[str]()  # running requests by instance
+        self._occupancy = Occupancy()
         settings = deployment.policy
         bound = RelayBound(settings.relay_max_tokens, parse_time(settings.relay_max_time))
         self._handoffs = Handoffs(Settings(settings.handoff, bound, settings.relay_pace))
@@ -131,12 +130,13 @@ class Coordinator:
                 code="debug_control",
             )
 
+        uncached = len(request.prompt) - held[placement.cache_from or placement.prefill]
         used = [placement.prefill, placement.main, *([placement.relay] if placement.relay else [])]
         run = RequestRun(
             request,
             demand(pages, groups),
             self._route(placement),
-            Places(self._occupied, used),
+            Places(self._occupancy, used, placement.prefill, uncached),
             on_close=lambda: self._forget(request.request_id),
         )
         self._running[request.request_id] = run
@@ -225,8 +225,9 @@ class Coordinator:
             kv_usage=load.kv_usage if load else 0.0,
             prefill_cost=self._prefill_costs.get(instance.name),
             host=instance.host,
-            assigned=self._occupied[instance.name],
+            assigned=self._occupancy.requests[instance.name],
             counted=status.counted,
+            backlog=self._occupancy.backlog[instance.name],
         )
 
     def _route(self, placement: Placement) -> Route:

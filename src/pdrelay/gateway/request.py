@@ -300,6 +300,7 @@ class RequestRun:
         if leg is self._prefill:
             self._prefill = None
             self._places.leave(leg.instance)
+            self._places.prefill_ended()
             self._transfer.prefill_ended()
             if self._pages_lost and not self._main_is_ready():
                 self._publish_again()
@@ -317,6 +318,7 @@ class RequestRun:
             raise EngineRejectedError(message, status)
         if leg is self._prefill:
             self._prefill = None
+            self._places.prefill_ended()
             if not self._splice.tokens:
                 raise EngineUnavailableError(f"prefill failed: {message}")
             if not self._main_is_ready():

@@ -38,6 +38,7 @@ class InstanceView(NamedTuple):
     host: str = ""  # whose depot it uses
     assigned: int = 0  # requests that are placed on it, also while their prompt is elsewhere
     counted: int = 0  # ... of those, how many `running` and `waiting` have in them
+    backlog: int = 0  # prompt tokens that it is still to compute of those that are placed on it
 
     @property
     def load(self) -> int:

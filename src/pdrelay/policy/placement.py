@@ -150,7 +150,8 @@ class IdcPd:
 
 
 def choose(snapshot: Snapshot, role: Role, request: RequestView, cluster: str | None = None) -> InstanceView:
-    """The healthy instance of `role` that holds most of the prompt, least loaded among equals.
+    """The healthy instance of `role` that holds most of the prompt, least loaded among equals: with fewest requests,
+    and of those with fewest prompt tokens to compute.
 
     Raises PlacementError that names every instance of the role and what is wrong with it.
     """
@@ -162,7 +163,7 @@ def choose(snapshot: Snapshot, role: Role, request: RequestView, cluster: str | 
 
 
 def _best(instances: Iterable[InstanceView], request: RequestView) -> InstanceView:
-    return min(instances, key=lambda i: (-request.held.get(i.name, 0), i.load, i.name))
+    return min(instances, key=lambda i: (-request.held.get(i.name, 0), i.load, i.backlog, i.name))
 
 
 def _nobody(role: Role, able: Iterable[InstanceView], cluster: str | None) -> str:

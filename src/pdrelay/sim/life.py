@@ -25,7 +25,7 @@ class Life:
     """One request, from arrival to its last token."""
 
     __slots__ = (
-        "_assigned", "_complete", "_deliveries", "_epoch", "_forward", "_main_rank", "_pins", "_placement",
+        "_assigned", "_backlog", "_complete", "_deliveries", "_epoch", "_forward", "_main_rank", "_pins", "_placement",
         "_relay_noted", "_rescuer", "_sequence", "_world", "base", "done", "main", "output", "prefill", "prompt",
         "record", "relay", "relaying", "request",
     )  # fmt: skip
@@ -38,6 +38,7 @@ class Life:
         self.done = self._complete = False  # complete: its last token is on the way to the reader
         self._epoch = 0
         self._assigned: Instance | None = None
+        self._backlog = 0  # prompt tokens that its prefill instance is still to compute
         self._clear()
 
     def _clear(self) -> None:
@@ -73,6 +74,8 @@ class Life:
             return
         cached = min(held[placement.cache_from or placement.prefill], self.prompt - 1)
         record.cached = max(record.cached, cached)
+        self._backlog = self.prompt - cached
+        self.prefill.backlog += self._backlog
         self._open_deliveries(held, cached)
         size = self.prefill.profile.kv_bytes(self.prompt)
         prefill = self._still(lambda: self._prefill(cached))
@@ -161,6 +164,7 @@ class Life:
             if world.token_zero:
                 record.first_token = now
         record.prefill_tokens += self.base
+        self._leave_prefill()
         self.prefill.store(self.request.blocks, self.request.block_tokens)
         ended = self.output <= self.base
         if self.relay is not None and not ended and not self.relay.down:
@@ -367,7 +371,13 @@ class Life:
             self.record.check()
         self._world.ended(self)
 
+    def _leave_prefill(self) -> None:
+        self.prefill.backlog -= self._backlog
+        self._backlog = 0
+
     def _unassign(self) -> None:
+        if self._backlog:
+            self._leave_prefill()
         if self._assigned is not None:
             self._assigned.assigned -= 1
             self._assigned = None

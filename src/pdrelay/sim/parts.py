@@ -84,6 +84,7 @@ class Instance:
         self.holders = self.cache.bit | (depot.cache.bit if depot else 0)
         self.down = ""
         self.assigned = 0  # requests that are placed on it to decode
+        self.backlog = 0  # prompt tokens of those placed on it to prefill that they lack
         self._cost = spec.profile.prefill if isinstance(spec.profile.prefill, ForwardCost) else None
 
     def _engine(self) -> Engine:
@@ -104,6 +105,7 @@ class Instance:
         return InstanceView(
             spec.name, spec.cluster, spec.roles, not self.down, self.down, running, waiting, usage / len(engines),
             self._cost, spec.depot or spec.name, self.assigned, self.assigned,
+            self.backlog,
         )  # fmt: skip
 
     def rank(self) -> Engine:
