@@ -181,6 +181,10 @@ async def test_a_killed_depot_comes_back_and_its_transfers_start_over(fleet: Fle
     await there.ready(10)
     await here.transfer(Transfer(xfer="x", names=names(1, 2), to="d"))
     await stats_when(there, "transfers", 1)
+    table = await shown(fleet, 0, "--host", "p")
+    assert re.search(r"^p +x +d +\d+\.\d +0 B +\S+ B +2 +\d+\.\d +a request$", table, re.MULTILINE), table
+    (told,) = json.loads(await shown(fleet, 0, "--host", "p", "--json"))["p"]["progress"]
+    assert (told["xfer"], told["done"], told["absent"], told["delivered"]) == ("x", 0, 2, False)
     await fleet.stop("p", signal.SIGKILL)
     await fleet.start("p")
     await here.ready(10)

@@ -88,16 +88,27 @@ async def test_a_resumed_transfer_sends_only_what_is_missing(world: World, encry
     assert d.hub.stats().received_bytes == SIZE
 
 
-async def test_progress_is_told_until_the_end(world: World) -> None:
+async def test_progress_of_a_transfer_is_known_until_its_end(world: World) -> None:
     p, d, _ = await joined(world, "tls", rate=2e6)
     told: list[Progress] = []
-    p.hub.subscribe(lambda event: told.append(event) if isinstance(event, Progress) else None)
+
+    async def ask() -> None:
+        while True:
+            told.extend(p.hub.progress())
+            await asyncio.sleep(0.1)
+
+    asking = asyncio.create_task(ask())
     await send(p, d)
-    assert len(told) >= 2
-    assert {progress.total for progress in told} == {SIZE}
+    asking.cancel()
+    assert {(progress.xfer, progress.to, progress.absent) for progress in told} == {("x", "d", 0)}
     assert [progress.done for progress in told] == sorted(progress.done for progress in told)
     half = next(progress for progress in told if progress.done)
+    assert half.total == SIZE
     assert half.seconds == pytest.approx((SIZE - half.done) / 2e6, rel=0.5)
+    (whole,) = p.hub.progress()
+    assert (whole.done, whole.delivered, whole.seconds) == (SIZE, True, 0.0)
+    p.hub.end("x")
+    assert not p.hub.progress()
 
 
 async def test_cold_connections_are_opened_by_padding_of_one_round_trip(

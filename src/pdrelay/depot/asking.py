@@ -1,4 +1,4 @@
-"""Asks running depots for their counters, as an operator does."""
+"""Asks running depots for their counters and live transfers, as an operator does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from pdrelay.cluster.config import GATEWAY, Deployment
 from pdrelay.cluster.tls import client_context
 from pdrelay.cluster.topology import Host
-from pdrelay.depot.base import DepotStats
+from pdrelay.depot.base import DepotStats, Progress
 from pdrelay.depot.control_client import ControlClient, connect_control, control_over_unix
 from pdrelay.errors import ConfigError, DepotUnavailableError
 
@@ -22,11 +22,12 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a depot answered, or why it did not."""
 
     stats: DepotStats | None = None
+    progress: list[Progress] = []  # of its live transfers, the oldest first
     error: str = ""
 
 
 async def ask(deployment: Deployment, hosts: Sequence[Host]) -> dict[str, Answer]:
-    """The counters of the depots of `hosts`, by host. Raises ConfigError when no certificate is there to ask with."""
+    """What the depots of `hosts` tell, by host. Raises ConfigError when no certificate is there to ask with."""
     answers = await asyncio.gather(*(_ask_one(deployment, host) for host in hosts))
     return dict(zip((host.name for host in hosts), answers, strict=True))
 
@@ -36,7 +37,7 @@ async def _ask_one(deployment: Deployment, host: Host) -> Answer:
     try:
         await client.ready(TIMEOUT_SECONDS)
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            return Answer(await client.stats())
+            return Answer(await client.stats(), await client.progress())
     except (DepotUnavailableError, TimeoutError) as error:
         return Answer(error=str(error) or f"no answer in {TIMEOUT_SECONDS:.0f} s")
     finally:

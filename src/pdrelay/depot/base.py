@@ -170,15 +170,6 @@ class Delivered(msgspec.Struct, frozen=True, tag="delivered"):
     xfer: str
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How far a transfer is that is under way, about twice a second while that changes."""
-
-    xfer: str
-    done: int  # bytes that the far side has
-    total: int  # ... of all names; 0 while the depot does not know their size
-    seconds: float  # until the rest is there, as the line and its queue are now; produced pages only wait for the line
-
-
 class Stalled(msgspec.Struct, frozen=True, tag="stalled"):
     """Wanted pages lost their writer and nobody produces them now; another prefill would."""
 
@@ -236,7 +227,7 @@ class Forgotten(msgspec.Struct, frozen=True, tag="forgotten"):
     holder: str
 
 
-DepotEvent = Offered | Delivered | Progress | Stalled | LinkState | LinkEstimate | Stored | Removed | Forgotten
+DepotEvent = Offered | Delivered | Stalled | LinkState | LinkEstimate | Stored | Removed | Forgotten
 
 
 class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +238,20 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
     saved: int = 0  # bytes of names that the far side held already
     pages: int = 0
     delivered: bool = False
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a transfer is that lives."""
+
+    xfer: str
+    to: str | None  # see Transfer
+    age: float  # seconds since it started
+    done: int  # bytes that the far side has
+    total: int  # ... of all names; 0 while the depot does not know their size
+    absent: int  # names that are still to be produced here
+    background: bool  # nobody waits for it
+    delivered: bool
+    seconds: float | None  # until what is not there is, as the line and its queue are; None: no line, or it is down
 
 
 class DiskStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,7 +320,7 @@ class DepotControl(Protocol):
         ...
 
     async def transfer(self, transfer: Transfer) -> None:
-        """Starts a transfer; its progress comes as events. One that lives is told anew what changed of it."""
+        """Starts a transfer; what becomes of it comes as events. One that lives is told anew what changed of it."""
         ...
 
     async def demote(self, xfer: str) -> None:
@@ -328,6 +333,10 @@ class DepotControl(Protocol):
 
     async def transfer_stats(self, xfer: str) -> TransferStats:
         """What the transfer cost so far."""
+        ...
+
+    async def progress(self) -> list[Progress]:
+        """How far each live transfer is, the oldest first."""
         ...
 
     async def stats(self) -> DepotStats:

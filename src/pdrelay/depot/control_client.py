@@ -14,7 +14,7 @@ from uuid import uuid4
 import msgspec
 
 from pdrelay.depot import wire
-from pdrelay.depot.base import DepotEvent, DepotStats, Forgotten, Removed, Stored, Transfer, TransferStats
+from pdrelay.depot.base import DepotEvent, DepotStats, Forgotten, Progress, Removed, Stored, Transfer, TransferStats
 from pdrelay.depot.connection import MAX_UNSENT
 from pdrelay.depot.keepalive import KeepAlive
 from pdrelay.depot.sockets import Streams, dial_control, read_frame
@@ -30,6 +30,7 @@ Dial = Callable[[], Awaitable[Streams]]
 
 _nothing = msgspec.msgpack.Decoder(None)
 _transfer_stats = msgspec.msgpack.Decoder(TransferStats)
+_progress = msgspec.msgpack.Decoder(list[Progress])
 _depot_stats = msgspec.msgpack.Decoder(DepotStats)
 
 
@@ -131,6 +132,10 @@ class ControlClient:
     async def transfer_stats(self, xfer: str) -> TransferStats:
         """See DepotControl."""
         return await self._call(wire.AskTransferStats(xfer), _transfer_stats)
+
+    async def progress(self) -> list[Progress]:
+        """See DepotControl."""
+        return await self._call(wire.AskProgress(), _progress)
 
     async def stats(self) -> DepotStats:
         """See DepotControl."""

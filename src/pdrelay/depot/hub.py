@@ -19,6 +19,7 @@ from pdrelay.depot.base import (
     Leases,
     PageKind,
     Part,
+    Progress,
     Removed,
     Stored,
     Transfer,
@@ -257,6 +258,10 @@ class Hub:
         stats = self.senders.end(xfer)
         self.settle()
         return stats
+
+    def progress(self) -> list[Progress]:
+        """See DepotControl.progress."""
+        return self.senders.progress(self.clock())
 
     def stats(self) -> DepotStats:
         """See DepotControl.stats."""

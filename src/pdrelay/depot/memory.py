@@ -15,6 +15,7 @@ from pdrelay.depot.base import (
     Leases,
     PageKind,
     Part,
+    Progress,
     Transfer,
     TransferStats,
     Use,
@@ -239,6 +240,11 @@ class MemoryDepotControl:
         """See DepotControl."""
         with self._depot.turn():
             return self._hub().senders.stats(xfer)
+
+    async def progress(self) -> list[Progress]:
+        """See DepotControl."""
+        with self._depot.turn():
+            return self._hub().progress()
 
     async def stats(self) -> DepotStats:
         """See DepotControl."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdrelay.depot import link_messages as link
-from pdrelay.depot.base import Progress, Transfer, TransferStats
+from pdrelay.depot.base import Transfer, TransferStats
 from pdrelay.depot.checksums import pack_checksums
 from pdrelay.depot.grants import NOWHERE, Place
 from pdrelay.depot.index import Index
@@ -40,7 +40,6 @@ class Sending:
     total: int = 0  # bytes of all names, as far as their layout is known
     sent: int = 0
     wire: int = 0
-    told: Progress | None = None
     pages: int = 0
     delivered: bool = False
     remaining: int = 0  # bytes of wanted parts that are not known to have arrived

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from pdrelay.depot import link_messages as link
-from pdrelay.depot.base import Delivered, DepotEvent, Offered, Stalled, Transfer, TransferStats
+from pdrelay.depot.base import Delivered, DepotEvent, Offered, Progress, Stalled, Transfer, TransferStats
 from pdrelay.depot.contracts import Contracts
 from pdrelay.depot.grants import Place
 from pdrelay.depot.index import Index
@@ -17,13 +17,12 @@ from pdrelay.depot.keeping import Keeping
 from pdrelay.depot.outbox import FlyingBatch, Outbox, Sending, Wanted
 from pdrelay.depot.page import Changes, Page
 from pdrelay.depot.peer import Peer
-from pdrelay.depot.progress import Line, fresh_progress
+from pdrelay.depot.progress import Line, progress_of
 from pdrelay.depot.tiers import DiskTier
 from pdrelay.depot.waiters import HeldPages
 from pdrelay.errors import DepotError
 
 STALL_SECONDS = 2.0
-PROGRESS_SECONDS = 0.5
 LOST_LINK_SECONDS = 15.0
 """A demoted transfer is given up when its link is down for so long; the other side lets go then too."""
 
@@ -64,7 +63,6 @@ class Senders:
         self.outbox = Outbox(index)
         self._live: dict[str, Sending] = {}
         self._by_name: dict[bytes, set[Sending]] = {}
-        self._progress_told = 0.0
         self.keeping = Keeping(index, self._by_name, self._tell_whole)
 
     def __len__(self) -> int:
@@ -117,6 +115,17 @@ class Senders:
         """What the transfer cost so far; zeros for an unknown one."""
         sending = self._live.get(xfer)
         return sending.stats if sending is not None else TransferStats()
+
+    def progress(self, now: float) -> list[Progress]:
+        """See DepotControl.progress."""
+        found: list[Progress] = []
+        for to in dict.fromkeys(sending.transfer.to for sending in self._live.values()):
+            alike = [sending for sending in self._live.values() if sending.transfer.to == to]
+            peer = self.peers.get(to) if to is not None else None
+            waiting = [sending for sending in alike if sending.have is not None and not sending.delivered]
+            line = Line(peer.rate, peer.rtt, peer.schedule, waiting) if peer is not None and peer.up else None
+            found += progress_of(alike, line, now)
+        return sorted(found, key=lambda progress: -progress.age)
 
     def client_gone(self, client: str, but: Collection[str] = ()) -> None:
         """Ends the transfers that `client` started, but for demoted ones and those in `but`."""
@@ -263,12 +272,6 @@ class Senders:
                 self._watch_absent(sending, now)
             if sending.demoted and sending.transfer.xfer in self._live:
                 self._watch_demoted(sending, now)
-        if now - self._progress_told >= PROGRESS_SECONDS:
-            self._progress_told = now
-            for to, peer in self.peers.items():
-                live = [sending for sending in self._live.values() if sending.transfer.to == to]
-                for progress in fresh_progress(live, peer.schedule, Line(peer.rate, peer.rtt), now) if peer.up else ():
-                    self._emit(progress)
 
     def _stalled(self, sending: Sending, names: list[bytes]) -> None:
         for name in names:

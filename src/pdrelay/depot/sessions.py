@@ -146,6 +146,8 @@ class ControlSession:
                 return self._hub.end(request.xfer)
             case wire.AskTransferStats():
                 return self._hub.senders.stats(request.xfer)
+            case wire.AskProgress():
+                return self._hub.progress()
             case wire.AskStats():
                 return self._hub.stats()
             case wire.Ping():

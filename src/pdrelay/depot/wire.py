@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from pdrelay.depot.base import DepotEvent, DepotStats, Leases, Transfer, TransferStats, Use
+from pdrelay.depot.base import DepotEvent, DepotStats, Leases, Progress, Transfer, TransferStats, Use
 from pdrelay.errors import (
     ArenaFullError,
     ContractError,
@@ -125,6 +125,10 @@ class AskTransferStats(msgspec.Struct, frozen=True, tag="xstats", array_like=Tru
     xfer: str
 
 
+class AskProgress(msgspec.Struct, frozen=True, tag="progress", array_like=True):
+    pass
+
+
 class AskStats(msgspec.Struct, frozen=True, tag="stats", array_like=True):
     pass
 
@@ -158,6 +162,7 @@ ControlRequest = (
     | Demote
     | End
     | AskTransferStats
+    | AskProgress
     | AskStats
     | Subscribe
     | Unsubscribe
@@ -198,7 +203,7 @@ class Happened(msgspec.Struct, frozen=True, tag="event", array_like=True):
 
 ToDepot = Call | Tell
 FromDepot = Reply | Failure | Happened
-Answer = TransferStats | DepotStats | Leases | list[int | None] | list[bool] | int | None
+Answer = TransferStats | list[Progress] | DepotStats | Leases | list[int | None] | list[bool] | int | None
 
 _encoder = msgspec.msgpack.Encoder()
 _to_depot = msgspec.msgpack.Decoder(ToDepot)

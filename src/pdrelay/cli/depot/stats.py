@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
     Answers = dict[str, Answer]
 
-TEXTS = {"depot", "engine", "disk tier", "link to", "payload by"}
+TEXTS = {"depot", "engine", "disk tier", "link to", "payload by", "transfer", "to", "for"}
 """Columns that hold words."""
+
+MOST_TRANSFERS = 20
+"""Of each depot in the table."""
 
 
 @click.command("stats")
@@ -29,6 +32,8 @@ TEXTS = {"depot", "engine", "disk tier", "link to", "payload by"}
 @click.pass_context
 def command(ctx: click.Context, config: Path | None, run_dir: Path | None, host: str | None, as_json: bool) -> None:
     """Show pages, leases, transfers, links and hit rates by tier of running depots.
+
+    Of live transfers the oldest are listed, with what they wait for: pages still to be produced, then the line.
 
     Depots of this machine are asked over their Unix socket, others over TLS with a certificate of the deployment
     file's directory. Exit code 1 when a depot does not answer.
@@ -63,6 +68,9 @@ def _print(answers: Answers) -> None:
     console.print(_holdings(answers))
     console.print()
     console.print(_traffic(answers))
+    if any(answer.progress for answer in answers.values()):
+        console.print()
+        console.print(_transfers(answers))
     if any(answer.stats is not None and answer.stats.links for answer in answers.values()):
         console.print()
         console.print(_links(answers))
@@ -111,6 +119,22 @@ def _links(answers: Answers) -> Table:
         for to, link in (answer.stats.links if answer.stats is not None else {}).items():
             path = link.state.path if link.state.up else f"down: {link.state.detail}"
             table.add_row(host, to, path, *(_estimate_cells(link.estimate) if link.estimate is not None else ()))
+    return table
+
+
+def _transfers(answers: Answers) -> Table:
+    """The oldest live transfers of each depot, and how long they will still take."""
+    from pdrelay.cluster.units import size_text
+
+    table = _table("depot", "transfer", "to", "age s", "there", "of", "pages to come", "rest s", "for")
+    for host, answer in answers.items():
+        for told in answer.progress[:MOST_TRANSFERS]:
+            rest = "" if told.seconds is None else f"{told.seconds:.1f}"
+            sizes = size_text(told.done), size_text(told.total)
+            use = "nobody" if told.background else "a request"
+            table.add_row(host, told.xfer, told.to or "", f"{told.age:.1f}", *sizes, str(told.absent), rest, use)
+        if (more := len(answer.progress) - MOST_TRANSFERS) > 0:
+            table.add_row(host, f"and {more} more (--json)")
     return table
 
 
