@@ -11,24 +11,23 @@ from pdrelay.depot.schedule import Schedule
 
 
 class Line(NamedTuple):
-    """What a line carries now, and who waits for it."""
+    """What a line carries now, and whom first."""
 
     rate: float  # bytes per second
     rtt: float  # seconds
     schedule: Schedule
-    waiting: Collection[Sending]
-
-    def seconds(self, sending: Sending, rest: int, now: float) -> float:
-        """Until `rest` bytes of `sending` are across."""
-        ahead = self.schedule.ahead(sending, self.waiting, now, self.rate) if sending in self.waiting else 0
-        return (ahead + rest) / self.rate + self.rtt / 2
 
 
 def progress_of(sendings: Collection[Sending], line: Line | None, now: float) -> Iterator[Progress]:
-    """Of transfers that take the same way; `line` None: there is none now."""
+    """Of all transfers that take one way; `line` None: there is none now."""
+    waiting = [sending for sending in sendings if sending.have is not None and not sending.delivered]
+    ahead = dict(line.schedule.ahead(waiting, now, line.rate)) if line is not None else {}
     for sending in sendings:
         done = sending.total if sending.delivered else min(sending.saved + sending.sent, sending.total)
         rest = 0 if sending.delivered else max(sending.remaining, sending.total - done)
+        seconds = None if line is None else 0.0
+        if line is not None and rest:
+            seconds = (ahead.get(sending, 0) + rest) / line.rate + line.rtt / 2
         yield Progress(
             xfer=sending.transfer.xfer,
             to=sending.transfer.to,
@@ -38,5 +37,5 @@ def progress_of(sendings: Collection[Sending], line: Line | None, now: float) ->
             absent=len(sending.absent),
             background=sending.background,
             delivered=sending.delivered,
-            seconds=None if line is None else line.seconds(sending, rest, now) if rest else 0.0,
+            seconds=seconds,
         )

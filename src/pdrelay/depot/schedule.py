@@ -11,7 +11,7 @@ INV-SCHED-2 (Fair): what two transfers of a class were sent while both waited di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol, TypeVar
 
 from pdrelay.cluster.topology import ScheduleName
@@ -53,8 +53,8 @@ class Schedule(Protocol):
         """`size` bytes of `flow` are sent."""
         ...
 
-    def ahead(self, flow: F, flows: Collection[F], now: float, rate: float) -> int:
-        """Bytes of `flows` that go before the last of `flow`, if nothing else comes."""
+    def ahead(self, flows: Collection[F], now: float, rate: float) -> Iterator[tuple[F, int]]:
+        """Each of `flows`, and the bytes of the others that go before its last, if nothing else comes."""
         ...
 
 
@@ -70,10 +70,12 @@ class Srpt:
     def served(self, flow: Flow, size: int) -> None:
         """See Schedule."""
 
-    def ahead(self, flow: F, flows: Collection[F], now: float, rate: float) -> int:
+    def ahead(self, flows: Collection[F], now: float, rate: float) -> Iterator[tuple[F, int]]:
         """See Schedule."""
-        order = self.order(flows, now, rate)
-        return sum(other.remaining for other in order[: order.index(flow)])
+        before = 0
+        for flow in self.order(flows, now, rate):
+            yield flow, before
+            before += flow.remaining
 
 
 def _aged(flow: Flow, now: float, rate: float) -> float:
@@ -98,11 +100,14 @@ class Fair:
         start = self._virtual[flow.background] = self._start(flow)
         flow.turn = start + size
 
-    def ahead(self, flow: F, flows: Collection[F], now: float, rate: float) -> int:
+    def ahead(self, flows: Collection[F], now: float, rate: float) -> Iterator[tuple[F, int]]:
         """See Schedule."""
-        before = [other for other in flows if other is not flow and other.background < flow.background]
-        alike = [other for other in flows if other is not flow and other.background == flow.background]
-        return sum(other.remaining for other in before) + sum(min(other.remaining, flow.remaining) for other in alike)
+        before = 0
+        for background in (False, True):
+            alike = sorted((f for f in flows if f.background == background), key=lambda flow: flow.remaining)
+            for larger, flow in zip(range(len(alike) - 1, -1, -1), alike, strict=True):
+                yield flow, before + larger * flow.remaining  # they get as much as it does meanwhile
+                before += flow.remaining
 
     def _start(self, flow: Flow) -> float:
         return max(flow.turn, self._virtual[flow.background])

@@ -119,11 +119,10 @@ class Senders:
     def progress(self, now: float) -> list[Progress]:
         """See DepotControl.progress."""
         found: list[Progress] = []
-        for to in dict.fromkeys(sending.transfer.to for sending in self._live.values()):
+        for to in {sending.transfer.to for sending in self._live.values()}:
             alike = [sending for sending in self._live.values() if sending.transfer.to == to]
             peer = self.peers.get(to) if to is not None else None
-            waiting = [sending for sending in alike if sending.have is not None and not sending.delivered]
-            line = Line(peer.rate, peer.rtt, peer.schedule, waiting) if peer is not None and peer.up else None
+            line = Line(peer.rate, peer.rtt, peer.schedule) if peer is not None and peer.up else None
             found += progress_of(alike, line, now)
         return sorted(found, key=lambda progress: -progress.age)
 
