@@ -52,10 +52,11 @@ def test_the_relay_hides_the_line(trio, long_prompt, capsys):
 
 
 def test_the_next_turn_sends_only_what_is_new(trio, long_prompt, tokenizer, capsys):
-    first = trio.complete(long_prompt, 600, cache_salt="turns")
+    opening = long_prompt[:700]  # 6 s of the line: a fast relay would make the whole answer while 1,500 tokens cross it
+    first = trio.complete(opening, 600, cache_salt="turns")
     assert first.trace["handoff_index"] is not None, "the answer is long enough for the handoff to happen"
     fresh = tokenizer.encode("And what does that mean for somebody who only wants to use it?").ids
-    second_prompt = long_prompt + first.ids + fresh
+    second_prompt = opening + first.ids + fresh
     second = trio.complete(second_prompt, 16, cache_salt="turns")
     with capsys.disabled():
         print(f"\nnext turn, {len(fresh)} new tokens: {second.trace['wan_bytes']} bytes sent, "
