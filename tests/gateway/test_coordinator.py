@@ -8,11 +8,13 @@ import pytest
 from scripted import ScriptedEngine
 
 from pdrelay.cluster.config import Deployment
+from pdrelay.depot.base import Stalled
 from pdrelay.engine.base import EngineStatus
 from pdrelay.engine.messages import Hello, Load, Sampling
 from pdrelay.errors import DepotUnavailableError, PlacementError
 from pdrelay.gateway.base import GenerationRequest
 from pdrelay.gateway.coordinator import Coordinator
+from pdrelay.gateway.legs import Notice
 from pdrelay.kv.contract import KVContract, KVGroup
 
 DEPLOYMENT = msgspec.convert(
@@ -41,6 +43,7 @@ class Engine(ScriptedEngine):
 class Depot:
     def __init__(self, key):
         self.key, self.trouble = key, "" if key else "connection refused"
+        self.happened = asyncio.Queue()
 
     @property
     def fleet_key(self):
@@ -49,8 +52,8 @@ class Depot:
         return self.key
 
     async def events(self):
-        await asyncio.Event().wait()
-        yield
+        while True:
+            yield await self.happened.get()
 
     async def aclose(self):
         pass
@@ -63,6 +66,21 @@ async def test_any_depot_tells_the_key_of_names_and_none_is_told_by_name():
         coordinator.generate(REQUEST)
     depots["h-1"].key, depots["h-1"].trouble = b"k", ""
     run = coordinator.generate(REQUEST)
+    await run.aclose()
+    await coordinator.aclose()
+
+
+@pytest.mark.parametrize("xfer", ["r", "r/relay"])
+async def test_a_request_hears_of_pages_lost_on_their_way_to_main_decode_or_relay(xfer):
+    depots = {name: Depot(b"k") for name in ("h-0", "h-1")}
+    coordinator = Coordinator(DEPLOYMENT, {"e": Engine("e")}, depots)
+    run, told = coordinator.generate(REQUEST), asyncio.Queue()
+    run.notify = told.put_nowait
+    for lost in ("another", xfer):
+        depots["h-1"].happened.put_nowait(Stalled(lost, [b"page"]))
+    async with asyncio.timeout(5):
+        assert await told.get() is Notice.PAGES_LOST
+    assert told.empty()
     await run.aclose()
     await coordinator.aclose()
 
