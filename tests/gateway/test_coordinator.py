@@ -85,12 +85,15 @@ async def test_a_request_hears_of_pages_lost_on_their_way_to_main_decode_or_rela
     await coordinator.aclose()
 
 
+def twins():
+    """Instances "e" and "f", alike."""
+    instances = [msgspec.structs.replace(DEPLOYMENT.instance[0], name=name) for name in ("e", "f")]
+    engines, depots = {name: Engine(name) for name in ("e", "f")}, {name: Depot(b"k") for name in ("h-0", "h-1")}
+    return Coordinator(msgspec.structs.replace(DEPLOYMENT, instance=instances), engines, depots), engines
+
+
 async def test_requests_between_two_reports_of_load_are_spread():
-    twins = [msgspec.structs.replace(DEPLOYMENT.instance[0], name=name) for name in ("e", "f")]
-    engines = {name: Engine(name) for name in ("e", "f")}
-    coordinator = Coordinator(
-        msgspec.structs.replace(DEPLOYMENT, instance=twins), engines, {"h-0": Depot(b"k"), "h-1": Depot(b"k")}
-    )
+    coordinator, engines = twins()
 
     def place(number):
         run = coordinator.generate(REQUEST._replace(request_id=f"r-{number}"))
@@ -110,11 +113,7 @@ async def test_requests_between_two_reports_of_load_are_spread():
 
 
 async def test_among_instances_with_as_many_requests_the_one_with_less_to_prefill_is_next():
-    twins = [msgspec.structs.replace(DEPLOYMENT.instance[0], name=name) for name in ("e", "f")]
-    engines = {name: Engine(name) for name in ("e", "f")}
-    coordinator = Coordinator(
-        msgspec.structs.replace(DEPLOYMENT, instance=twins), engines, {"h-0": Depot(b"k"), "h-1": Depot(b"k")}
-    )
+    coordinator, _ = twins()
 
     def place(number, prompt):
         return coordinator.generate(REQUEST._replace(request_id=f"r-{number}", prompt=list(range(prompt))))

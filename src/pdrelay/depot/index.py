@@ -42,7 +42,7 @@ class Index:
         self._owners: dict[str, Holdings] = {}
         self._idle: OrderedDict[bytes, Page] = OrderedDict()  # complete and unpinned, next to go first
         self._idle_bytes = 0
-        self._unclaimed: dict[Page, float] = {}  # idle transfer pages, and when they were first looked at
+        self._unclaimed: dict[Page, float] = {}  # idle transfer pages, and when `expire` first saw them; inf: not yet
         self._epoch = epoch_base
         self._changes = Changes()
         self.evicted = 0
@@ -186,10 +186,10 @@ class Index:
         holdings = self._holdings(owner)
         for name, kind in fresh.items():
             self._epoch += 1
-            self._pages[name] = Page(name, kind, layouts[name], offsets[name], self._epoch, owner)
-            self._pages[name].checksums.frombytes(bytes(8 * layouts[name].parts))
+            page = self._pages[name] = Page(name, kind, layouts[name], offsets[name], self._epoch, owner)
+            page.checksums.frombytes(bytes(8 * layouts[name].parts))
+            page.claimed = name in self._pins
             holdings.writes[name] = None
-            self._pages[name].claimed = name in self._pins
             self._changes.reserved.append(name)
             if kind is PageKind.TRANSFER:
                 self.pin(owner, [name])  # or it would go the moment it is complete
@@ -263,10 +263,8 @@ class Index:
             self._lease_one(page.writer, page)  # it may be writing: the room is not free before it is released
             self.give_up(page.writer, [page.name], died=True)
             return
-        self._leave_idle(page)
-        self._changes.removed.append(page.name)
         self._changes.lost.append(Lost(page.name, died=True))
-        self._drop(page)
+        self._remove(page)
 
     def expire(self, now: float) -> None:
         """Drops the transfer pages that no transfer has claimed in time. Call a few times a second."""
@@ -274,9 +272,7 @@ class Index:
             if since > now:
                 self._unclaimed[page] = now
             elif now - since >= UNCLAIMED_SECONDS:
-                self._leave_idle(page)
-                self._changes.removed.append(page.name)
-                self._drop(page)
+                self._remove(page)
 
     # Those that touch bytes
 
@@ -341,8 +337,7 @@ class Index:
         if page.writer is not None or page.users or page.name in self._pins:
             return
         if page.kind is PageKind.TRANSFER and page.claimed:
-            self._changes.removed.append(page.name)
-            self._drop(page)
+            self._remove(page)
             return
         if page.name not in self._idle:
             self._idle[page.name] = page
@@ -362,8 +357,12 @@ class Index:
     def _evict(self, page: Page) -> None:
         assert page.name not in self._pins, "INV-DEPOT-4: a pinned page is never evicted"
         assert not page.users, "INV-DEPOT-4: a leased page is never evicted"
-        self._leave_idle(page)
         self.evicted += 1
+        self._remove(page)
+
+    def _remove(self, page: Page) -> None:
+        """A complete page goes."""
+        self._leave_idle(page)
         self._changes.removed.append(page.name)
         self._drop(page)
 

@@ -4,6 +4,8 @@ Three sessions are opened at once: prefill; the relay's, which waits for pages a
 waits for them at the far one. `_advance` looks at what is known and does what can be done next; it runs after every
 event, so the order in which events come does not matter. Events are taken in where they come, in the callback of their
 connection; who iterates wakes only for tokens to show.
+
+One module, long as it is, for one state machine: each event may concern every leg, the transfer and the handoff.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ class PageTransfer:
                 addressee=placement.relay or "",
             )
         )
+        self._all = [self._transfer, *([] if self._to_relay is None else [self._to_relay])]
         self._stats = TransferStats()
         self.open = False
         self._told: asyncio.Task[None] | None = None
@@ -77,15 +78,13 @@ class PageTransfer:
     async def _tell_produced(self, told: asyncio.Task[None]) -> None:
         await told
         with suppress(PdrelayError):  # why is known by now, or will be
-            for transfer in (self._transfer, self._to_relay):
-                if transfer is not None:
-                    await self._depot.transfer(msgspec.structs.replace(transfer, produced=True))
+            for transfer in self._all:
+                await self._depot.transfer(msgspec.structs.replace(transfer, produced=True))
 
     async def _tell(self, failed: Callable[[str], None]) -> None:
         try:
-            await self._depot.transfer(self._transfer)
-            if self._to_relay is not None:
-                await self._depot.transfer(self._to_relay)
+            for transfer in self._all:
+                await self._depot.transfer(transfer)
         except DepotUnavailableError as error:
             failed(f"the depot beside {self._beside} is down: {error}")
         except PdrelayError as error:
